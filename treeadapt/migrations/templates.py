@@ -29,11 +29,14 @@ from treeadapt.patterns import spans
 Captures: TypeAlias = dict[str, str | int]
 
 _NAME = r"[A-Za-z_]\w*"
-_CAPTURE = re.compile(
+# All of a segment: a capture, stars, other characters, and one with a meaning.
+_TOKEN = re.compile(
     rf"\{{(?:(?P<name>{_NAME})(?P<many>:\*\*)?"
     rf"|(?P<listed>{_NAME})=(?P<entries>(?:[^{{}}/\\]|\\.)*)"
     rf"|(?P<shifted>{_NAME})(?P<sign>[+-])(?P<shift>[0-9]{{1,9}}|{_NAME})"
     rf"|\((?P<product>{_NAME}(?: +{_NAME})+)\))\}}"
+    r"|(?P<stars>\*+)|\\(?P<escaped>.)|(?P<plain>[^{}*?\[\\]+|\\)|(?P<bare>.)",
+    re.DOTALL,
 )
 _WORD = re.compile(r"[^\W_]+")
 _WHOLE_WORD = re.compile(r"(?<=[\W_])[^\W_]+(?=[\W_])")
@@ -41,7 +44,6 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _SHORT = 32  # texts of a list that are tried one by one
 _ENTRY = re.compile(r"((?:[^,\\]|\\.)*),")
 _END = re.compile(r"/|\Z")
-_STARS = re.compile(r"\*+")
 #: Where no names are in the place of numbers.
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 _HINTS = {
@@ -497,53 +499,42 @@ def _parse_segment(
 ) -> Segment:
     """Return the literals and captures of one segment, in turn."""
     parts: list[str | Capture] = [""]
-    place = 0
-    while place < len(segment):
-        match = _CAPTURE.match(segment, place)
-        stars = _STARS.match(segment, place) if wild else None
-        if match or stars:
-            capture, end = _capture(row, match, stars, start + place, sizes)
-            if len(parts) > 1 and not parts[-1]:
-                cure = "Put text between them"
-                malformed(row, start + place, "two captures touch", cure)
-            if capture.is_many and (place, end) == (0, len(segment)):
-                return (capture,)
-            if capture.is_many:
-                problem = f"{segment[place:end]} means whole segments"
-                one = "*" if capture.is_wild else f"{{{capture.key}}}"
-                text = f"{segment[:place]}{one}{segment[end:]}"
-                cure = f"For a part of one write {one}: {text!r:.200}"
-                malformed(row, start + place, problem, cure)
-            parts += [capture, ""]
-            place = end
+    for match in _TOKEN.finditer(segment):
+        column, text = start + match.start(), match["escaped"] or match["plain"]
+        if text:
+            parts[-1] = f"{parts[-1]}{text}"
             continue
-        if segment[place] in _HINTS:
-            cure = _HINTS[segment[place]]
-            malformed(row, start + place, f"a bare {segment[place]!r}", cure)
-        place += segment[place] == "\\" and place + 1 < len(segment)
-        parts[-1] = f"{parts[-1]}{segment[place]}"
-        place += 1
+        if match["bare"] or (match["stars"] and not wild):
+            bare = match[0][0]
+            malformed(row, column, f"a bare {bare!r}", _HINTS[bare])
+        capture = _capture(row, match, column, sizes)
+        if len(parts) > 1 and not parts[-1]:
+            malformed(row, column, "two captures touch", "Put text between them")
+        if capture.is_many:
+            if match[0] == segment:
+                return (capture,)
+            problem = f"{match[0]} means whole segments"
+            one = "*" if capture.is_wild else f"{{{capture.key}}}"
+            whole = f"{segment[: match.start()]}{one}{segment[match.end() :]}"
+            cure = f"For a part of one write {one}: {whole!r:.200}"
+            malformed(row, column, problem, cure)
+        parts += [capture, ""]
     return tuple(parts)
 
 
 def _capture(
-    row: str,
-    match: re.Match[str] | None,
-    stars: re.Match[str] | None,
-    column: int,
-    sizes: Mapping[str, int],
-) -> tuple[Capture, int]:
-    """Return a capture and where its text ends in the segment."""
-    if match is None:
-        assert stars is not None
-        if len(stars[0]) > 2:
-            malformed(row, column, f"{stars[0]} is not a pattern", "Write * or **")
-        return Capture(stars[0], (), stars[0] == "**", is_wild=True), stars.end()
+    row: str, match: re.Match[str], column: int, sizes: Mapping[str, int]
+) -> Capture:
+    """Return what is captured, or matched by stars."""
+    if stars := match["stars"]:
+        if len(stars) > 2:
+            malformed(row, column, f"{stars} is not a pattern", "Write * or **")
+        return Capture(stars, (), stars == "**", is_wild=True)
     if match["product"]:
         names = tuple(match["product"].split())
         if len({*names}) < len(names):
             malformed(row, column, f"{match[0]} has a name twice", "Use other names")
-        return Capture(f"({' '.join(names)})", names, is_number=True), match.end()
+        return Capture(f"({' '.join(names)})", names, is_number=True)
     if match["shifted"]:
         name, shift = match["shifted"], match["shift"]
         size_name = "" if shift.isdecimal() else shift
@@ -551,17 +542,14 @@ def _capture(
             cure = f"Write the size, as in sizes={{{size_name!r}: 3}}"
             malformed(row, column, f"{match[0]} and no size {size_name!r}", cure)
         number = int(f"{match['sign']}{sizes[size_name] if size_name else shift}")
-        capture = Capture(
+        return Capture(
             name, (name,), is_number=True, shift=number, shift_name=size_name
         )
-        return capture, match.end()
     if match["listed"]:
         texts = _ENTRY.findall(f"{match['entries']},")
         entries = tuple(re.sub(r"\\(.)", r"\1", text) for text in texts)
         if len({*entries}) < len(entries) or not all(entries):
             problem = f"the texts of {match[0]} are empty or not unique"
             malformed(row, column, problem, "Write each once")
-        return Capture(
-            match["listed"], (match["listed"],), entries=entries
-        ), match.end()
-    return Capture(match["name"], (match["name"],), bool(match["many"])), match.end()
+        return Capture(match["listed"], (match["listed"],), entries=entries)
+    return Capture(match["name"], (match["name"],), bool(match["many"]))
