@@ -262,6 +262,28 @@ def test_keys_and_integers_pass_on_as_they_are(how: str) -> None:
     assert len(report.changes) == 1, report
 
 
+@pytest.mark.parametrize("how", ["function", "answers"])
+def test_queries_and_keys_of_one_row_are_turned_without_the_values(how: str) -> None:
+    rng = np.random.default_rng(0)
+    flat = {f"{name}.w": rng.normal(size=(12, 5)) for name in "qkv"}
+    turned = {"{p=q,k}.w : (h two half) e": "{p} : e h (half two)"}
+    sizes = {"h": 2, "two": 2}
+    right = ta.Migration({**turned, "v.w : (h d) e": "v : e h d"}, sizes=sizes)
+    m = ta.Migration({"{p=q,k,v}.w : (h d) e": "{p} : e h d"}, sizes={"h": 2})
+
+    def model(p: Any) -> list[Any]:
+        return [np.arange(5) @ np.tanh(p[name].reshape(5, 12)) for name in "qkv"]
+
+    def reference(p: Any) -> list[Any]:
+        return model(right(p))
+
+    answer = reference if how == "function" else reference(flat)
+    report = ta.find_wrong_rows(m, flat, right(flat), model, answer)
+    (change,) = report.changes
+    assert "for k and q alone" in change.why
+    np.testing.assert_array_equal(report.migration(flat)["k"], right(flat)["k"])
+
+
 def test_nan_never_matches() -> None:
     flat = {"w": np.ones((2, 2))}
     m = ta.Migration({"w": "w"})
