@@ -20,7 +20,7 @@ from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration, require_dtypes
 from treeadapt.migrations.rows import Row
 from treeadapt.names import listing, plural
-from treeadapt.wrong_rows.tables import Place, State, Tables, Unit, can_be_shaken
+from treeadapt.wrong_rows.tables import Case, Place, State, Tables, Unit, can_be_shaken
 
 #: How many answers agree before one differs, negative, and how much that one does.
 _Score: TypeAlias = tuple[int, float]
@@ -113,15 +113,6 @@ class _LimitError(Exception):
     """No evaluations are left."""
 
 
-@dataclasses.dataclass
-class _Case:
-    """Arrays under the old names, and the answers of the reference to them."""
-
-    leaves: Mapping[str, Any]
-    answers: list[Any]
-    remembered: dict[Any, Any] = dataclasses.field(default_factory=dict)
-
-
 def find_wrong_rows(
     migration: Migration,
     source: Any,
@@ -204,7 +195,7 @@ class _Search:
     evaluations: int = 0
     seen: set[State] = dataclasses.field(default_factory=set)
     least: dict[Place, float] = dataclasses.field(default_factory=dict)
-    cases: list[_Case] = dataclasses.field(default_factory=list)
+    cases: list[Case] = dataclasses.field(default_factory=list)
 
     def report(self, rng: np.random.Generator) -> WrongRows:
         """Return what is found."""
@@ -212,11 +203,11 @@ class _Search:
         is_function = callable(theirs)
         if is_function:
             theirs = self._called(theirs, dict(self.flat))
-        self.cases = [_Case(self.flat, _answers(theirs))]
+        self.cases = [Case(self.flat, _answers(theirs))]
         before, _ = self._compared(self.cases[0], ())
         if is_function:
             leaves = self._shaken(rng)
-            self.cases.append(_Case(leaves, self._called(self.reference, leaves)))
+            self.cases.append(Case(leaves, self._called(self.reference, leaves)))
         changes: tuple[RowChange, ...] = ()
         others: tuple[str, ...] = ()
         after, migration = before, None
@@ -301,7 +292,7 @@ class _Search:
             leaves = {**case.leaves, **dict(blinded)}
             shown = case
             if hidden:
-                shown = _Case(leaves, self._called(self.reference, leaves))
+                shown = Case(leaves, self._called(self.reference, leaves))
             if self._compared(shown, state)[0] <= self.tolerance:
                 continue
             near = self._beam(state, shown, min(2, self.depth))
@@ -310,9 +301,9 @@ class _Search:
             state = near
         return state, True
 
-    def _beam(self, start: State, case: _Case, depth: int) -> State | None:
+    def _beam(self, start: State, case: Case, depth: int) -> State | None:
         """Return the shortest of the nearest tables that answer right."""
-        params = self.tables.params(case.leaves, start, case.remembered)
+        params = self.tables.params(case, start)
         states, before = [start], {start}
         for _ in range(depth):
             fitting: list[State] = []
@@ -322,7 +313,7 @@ class _Search:
                     continue
                 before.add(new)
                 self.seen.add(new)
-                leaves = self.tables.params(case.leaves, new, case.remembered)
+                leaves = self.tables.params(case, new)
                 if leaves is None or (params is not None and _equal(params, leaves)):
                     continue
                 gap, score = self._compared(case, new)
@@ -387,9 +378,9 @@ class _Search:
         cases = reversed(self.cases)
         return all(self._compared(case, state)[0] <= self.tolerance for case in cases)
 
-    def _compared(self, case: _Case, state: State) -> tuple[float, _Score]:
+    def _compared(self, case: Case, state: State) -> tuple[float, _Score]:
         """Return how much the answers differ, and how good that is in a search."""
-        params = self.tables.params(case.leaves, state, case.remembered)
+        params = self.tables.params(case, state)
         if params is None:
             return math.inf, (1, math.inf)
         ours = self._called(self.model, self.tables.tree(params))
@@ -416,10 +407,9 @@ class _Search:
         for one, two in zip(ours, theirs, strict=True):
             with np.errstate(all="ignore"):
                 apart = np.abs(one - two) / (np.max(np.abs(two), initial=0) or 1)
-                numbers = np.max(apart, initial=0), np.sqrt(np.mean(apart**2))
-            is_finite = bool(np.isfinite(apart).all())
-            largest.append(float(numbers[0]) if is_finite else math.inf)
-            rms.append(float(numbers[1]) if is_finite else math.inf)
+                apart = apart if np.isfinite(apart).all() else np.full(1, np.inf)
+                largest.append(float(np.max(apart, initial=0)))
+                rms.append(float(np.sqrt(np.mean(apart**2))))
         agree = [each <= self.tolerance for each in largest]
         place = agree.index(False) if False in agree else len(agree)
         return max(largest, default=0.0), (-place, [*rms, 0.0][place])

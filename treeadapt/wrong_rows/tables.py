@@ -41,6 +41,23 @@ State: TypeAlias = tuple[tuple[Place, Rows], ...]
 Unit: TypeAlias = Mapping[Place, Rows]
 
 
+@dataclasses.dataclass
+class Case:
+    """Arrays under the old names, and the answers of the reference to them.
+
+    Attributes:
+        leaves: the arrays, by path.
+        answers: of the reference.
+        remembered: what rows of the first table made of them.
+    """
+
+    leaves: Mapping[str, Any]
+    answers: list[Any]
+    remembered: dict[tuple[Place, Rows], dict[str, Any]] = dataclasses.field(
+        default_factory=dict
+    )
+
+
 class Tables:
     """A migration, and tables around it.
 
@@ -277,16 +294,9 @@ class Tables:
                 return first
             first = new
 
-    def params(
-        self, leaves: Mapping[str, Any], state: State, remembered: dict[Any, Any]
-    ) -> dict[str, Any] | None:
-        """Return what a table makes; None if the numbers contradict it.
-
-        Args:
-            leaves: under the old names.
-            state: the table.
-            remembered: what rows of the first table made of these leaves.
-        """
+    def params(self, case: Case, state: State) -> dict[str, Any] | None:
+        """Return what a table makes; None if the numbers contradict it."""
+        leaves = case.leaves
         for number, plan in enumerate(self.plans):
             likes = self.likes if number == len(self.plans) - 1 else {}
             result: dict[str, Any] = {}
@@ -298,7 +308,7 @@ class Tables:
                 )
             for place in (place for place in self.places if place[0] == number):
                 key = place, self.rows(state, place)
-                made = {} if number else remembered.get(key, {})
+                made = {} if number else case.remembered.get(key, {})
                 try:
                     for group in self._groups[key] if not made else ():
                         filling = likes if group.row.values.fills else {}
@@ -307,7 +317,7 @@ class Tables:
                     return None
                 result |= made
                 if not number:
-                    remembered[key] = made
+                    case.remembered[key] = made
             leaves = result
         return dict(leaves)
 
