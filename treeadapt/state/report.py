@@ -2,8 +2,7 @@
 
 Takes what was carried, by name, and the leaves; says in words where pieces of two
 states do not go together: moments under the step count of others or of another kind,
-vectors without names, nothing that fits. Reads step counts, and moments only where the
-new ones do not start at zero.
+vectors without names, nothing that fits. Reads step counts, and no moments.
 See ``carry_state`` for what is carried.
 """
 
@@ -13,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,12 +22,10 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.migrations.casting import converted
-from treeadapt.migrations.running import on_auto_axes
 from treeadapt.names import fold, listing, plural, section, shorten
 from treeadapt.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
-    SUM_FIELDS,
     has_fields,
     is_state_class,
 )
@@ -36,13 +33,8 @@ from treeadapt.patterns import escape
 from treeadapt.state.fields import numpy_values
 from treeadapt.state.moving import SavedState
 from treeadapt.state.pieces import StateLeaf, joined_names
-from treeadapt.state_map import Slot, below, homes_in, is_joint, map_names
-from treeadapt.trees.views import Plan, view_tree
-
-#: ``tx.init`` as a function of the arrays in the params, and these.
-Start = tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]
-
-_SLOWEST = 0.99  # no second moment forgets faster, in one step
+from treeadapt.state_map import Slot, below, is_joint
+from treeadapt.trees.views import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,14 +241,8 @@ def _by_leaf(pieces: Iterable[StateLeaf]) -> dict[str, dict[str, None]]:
     return by_leaf
 
 
-def report_of(table: Table, start: Start | None) -> CarryReport:
-    """Say what became of every leaf, and warn where leaves do not go together.
-
-    Args:
-        table: the two states.
-        start: makes the first state of the new transformation; None if only the shapes
-            of the params are known.
-    """
+def report_of(table: Table) -> CarryReport:
+    """Say what became of every leaf, and warn where leaves do not go together."""
     saved = table.saved
     rows = collections.defaultdict[str, dict[str, Any]](dict)
     partly: dict[str, tuple[str, ...]] = {}
@@ -295,9 +281,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
             *_of_copies(saved.copied),
             *_folded(_of_counts(table)),
             *_folded(_of_meaning(table)),
-            *_folded(_of_sums(table)),
-            *_folded(_of_starts(table, start) if start else ()),
-            *_folded(_of_small(table)),
+            *_of_small(table),
             *_of_vectors(table),
             *_of_nothing(table),
         ),
@@ -338,23 +322,6 @@ _SENTENCES = {
         "{fields} of {0} from {1}, where the new state {differences}. What a moment "
         "means depends on the fields next to it; the first step may be NaN or many "
         "times its usual length. To start again: {reset}.",
-    ),
-    "sums": (
-        "sums of updates that were scaled by {before} and now are by {now}",
-        "{0}. The first steps may be many times too long or too short. To start "
-        "again: {reset}.",
-    ),
-    "starts": (
-        "moments below where they start",
-        "{0} start at {first:.0e} here, and after {steps} are as low as {least:.0e}: "
-        "another optimizer made them. The first step may be many times too long. To "
-        "start again: {reset}.",
-    ),
-    "small": (
-        "moments that became zero",
-        "numbers of {0} are zero in {dtype}, and steps are divided by them: the first "
-        "ones may be many times too long. Keep the params of the optimizer in a wider "
-        "dtype, or start again: {reset}.",
     ),
 }
 
@@ -416,22 +383,24 @@ def _of_copies(copied: Mapping[str, Sequence[str]]) -> Iterator[str]:
         )
 
 
-def _of_small(table: Table) -> Iterator[_Alike]:
-    """Warn of second moments and the like that become zero when they are cast."""
-    names: dict[str, dict[str, Any]] = {}
-    for row, source in table.moved:
-        if row.slot.field not in SCALE_FIELDS or not row.retyped:
-            continue
-        old, new = source.value, row.carried()
-        if (
-            jnp.finfo(old.dtype).minexp < jnp.finfo(new.dtype).minexp
-            and not isinstance(old, jax.core.Tracer | jax.ShapeDtypeStruct)
-            and bool(((old != 0) & (new == 0)).any())
-        ):
-            names.setdefault(row.slot.node, {})[row.slot.name] = new.dtype
-    for node, dtypes in names.items():
-        facts = {"dtype": str(next(iter(dtypes.values())))}
-        yield _Alike("small", node, ([*dtypes],), facts)
+def _of_small(table: Table) -> Iterator[str]:
+    """Warn of second moments and the like that are cast to a narrower range."""
+    rows = [row for row, _ in table.moved if row.slot.field in SCALE_FIELDS]
+    names = [row.slot.name for row in rows if row.retyped and _is_narrower(row)]
+    if names:
+        yield (
+            f"{listing(names)} were cast to a dtype in which small numbers are zero, "
+            "and steps are divided by them: the first ones may be many times too long. "
+            "Keep the params of the optimizer in a wider dtype, or start again with "
+            "reset=."
+        )
+
+
+def _is_narrower(row: NewLeaf) -> bool:
+    """Return whether the dtype of a leaf lacks small numbers that the saved one has."""
+    assert row.source
+    old, new = jnp.finfo(row.source.value.dtype), jnp.finfo(row.value.dtype)
+    return bool(old.minexp < new.minexp)
 
 
 def _counts(table: Table) -> list[tuple[Slot, StateLeaf]]:
@@ -484,11 +453,11 @@ def _fresh_moments(count: Slot, new: Sequence[Slot], steps: Any) -> _Alike:
 
 def _of_meaning(table: Table) -> Iterator[_Alike]:
     """Warn of moments that come from a state of another kind."""
-    pairs: dict[tuple[str, str], dict[str, set[str]]] = {}
+    fields_by_pair: dict[tuple[str, str], dict[str, None]] = {}
     for row, leaf in table.moved:
-        fields = pairs.setdefault((row.slot.node, leaf.slot.node), {})
-        fields.setdefault(row.slot.field, set()).add(row.slot.tail)
-    for (node, source), fields in pairs.items():
+        fields = fields_by_pair.setdefault((row.slot.node, leaf.slot.node), {})
+        fields[row.slot.field] = None
+    for (node, source), fields in fields_by_pair.items():
         classes = [*filter(has_fields, table.plans[0].classes(node or None))]
         cls, old_cls = (
             next(filter(is_state_class, plan.classes(path or None)), None)
@@ -496,109 +465,18 @@ def _of_meaning(table: Table) -> Iterator[_Alike]:
         )
         if not classes or (cls and cls is old_cls):
             continue
-        differs = _differences(table, node, source, set().union(*fields.values()))
-        if not differs and cls and old_cls:
+        if cls and old_cls:
             differs = [f"is {cls.__name__}, not {old_cls.__name__}"]
+        else:
+            new = {row.slot.field for row in table.rows if row.slot.node == node}
+            old = {*table.saved.fields.get(source, ())}
+            changes = {"lacks": old - new, "adds": new - old}
+            differs = [
+                f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f
+            ]
         if differs:
             facts = {"fields": ", ".join(fields), "differences": " and ".join(differs)}
             yield _Alike("kind", node, ([node], [source]), facts)
-
-
-def _differences(
-    table: Table, node: str, source: str, tails: Collection[str]
-) -> list[str]:
-    """Return how the fields of some params differ from those of a saved state.
-
-    A field that has no leaf for a param may have one for others, or one that did not
-    move.
-
-    Args:
-        table: the two states.
-        node: name of the new state.
-        source: of the saved one.
-        tails: the params.
-    """
-
-    def fields(leaves: Iterable[StateLeaf], path: str) -> set[str]:
-        slots = [leaf.slot for leaf in leaves if leaf.slot.node == path]
-        return {x.field for x in slots if x.tail in tails or not x.is_copy}
-
-    new, old = fields(table.rows, node), fields(table.saved.leaves.values(), source)
-    every = {row.slot.field for row in table.rows if row.slot.node == node}
-    changes = {
-        "lacks": old - every,
-        "adds": new.difference(old, table.saved.fields.get(source, ())),
-    }
-    return [f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f]
-
-
-def _of_sums(table: Table) -> Iterator[_Alike]:
-    """Warn of sums of updates that were scaled by moments, or are not any more."""
-    sums = [row.slot for row, _ in table.moved if row.slot.field in SUM_FIELDS]
-    if not sums:
-        return
-    home = homes_in({slot.array: slot.array for slot in sums})
-    leaves = table.saved.leaves.items()
-    moved = {name: leaf.slot.prefix for name, leaf in leaves if leaf.slot.is_copy}
-    prefixes = {**table.saved.prefixes, **moved}
-    before = _scales(map_names(table.saved.leaves, SCALE_FIELDS, home, prefixes))
-    after = _scales([row.slot for row in table.copies])
-    reported: set[str | None] = set()
-    for slot in sums:
-        was, now = (scales.get(slot.tail, "nothing") for scales in (before, after))
-        if was == now or slot.prefix in reported:
-            continue
-        reported.add(slot.prefix)
-        facts = {"before": was, "now": now}
-        yield _Alike("sums", slot.node, ([str(slot.prefix)],), facts)
-
-
-def _scales(slots: Iterable[Slot]) -> dict[str, str]:
-    """Return the fields by which the updates of each param are scaled, as text."""
-    fields_by_tail: dict[str, set[str]] = {}
-    for slot in slots:
-        if slot.is_copy and slot.field in SCALE_FIELDS:
-            fields_by_tail.setdefault(slot.tail, set()).add(slot.field)
-    return {tail: ", ".join(sorted(fields)) for tail, fields in fields_by_tail.items()}
-
-
-def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
-    """Warn of accumulators that are less than those of this transformation can be."""
-    counts = {slot.node: number(count.value) for slot, count in _counts(table)}
-    chosen: dict[str | None, tuple[NewLeaf, StateLeaf]] = {}  # one leaf of each field
-    for row, source in table.moved:
-        if (
-            row.slot.field in SCALE_FIELDS
-            and getattr(row.value, "size", False)
-            and counts.get(row.slot.node) is not None
-        ):
-            chosen.setdefault(row.slot.prefix, (row, source))
-    if not chosen:
-        return
-    init, arrays = start
-
-    def least_of(arrays: dict[str, Any]) -> list[Any]:
-        state = view_tree(init(arrays)).flat()
-        return [jnp.min(state[row.whole]) for row, _ in chosen.values()]
-
-    try:  # on Explicit axes, what is made of nothing could be anywhere
-        starts = on_auto_axes(jax.jit(least_of), arrays)
-    except TypeError:  # a mask that reads values
-        return
-    lows: dict[tuple[float, int], list[tuple[Slot, float]]] = {}
-    for (row, source), value in zip(chosen.values(), starts, strict=True):
-        first, steps = number(value), counts[row.slot.node]
-        if not isinstance(first, float) or first <= 0:
-            continue  # before any moment is read
-        saved = numpy_values(source.value)
-        least = first if saved is None else float(np.min(saved))
-        if least < first * _SLOWEST**steps:  # it cannot have started there
-            lows.setdefault((first, steps), []).append((row.slot, least))
-    for (first, steps), slots in lows.items():
-        lowest = min(least for _, least in slots)
-        facts = {"first": first, "steps": plural(steps, "step"), "least": lowest}
-        for slot, _ in slots:
-            yield _Alike("starts", slot.node, ([str(slot.prefix)],), facts)
 
 
 def _of_vectors(table: Table) -> Iterator[str]:
