@@ -12,12 +12,11 @@ import difflib
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _NUMBER = re.compile("([0-9]+)")
 MAX_LISTED = 12  # paths of a tree that messages list in full
 SHOWN = 8  # names of a listing, rows of a section
-_DEEPEST = 16  # nodes above a leaf
 _FEW = 3  # leaves of a node that are named
 _MAX_TEXT = 300  # longer names are not typing errors
 _FOLDED = 20_000  # names that are folded for a message
@@ -167,7 +166,8 @@ def leaves_below(node: str, ends: Sequence[str]) -> str:
         ('norm/{bias,scale}', '**')
     """
     end = ends[0] if len(ends) == 1 else f"{{{','.join(ends)}}}"
-    return _path(node, end if len(ends) <= _FEW else "**")
+    end = end if len(ends) <= _FEW else "**"
+    return f"{node}/{end}" if node else end
 
 
 def _fold_rows(
@@ -349,57 +349,6 @@ class Speller:
         return next(iter(self.nearest(word, first, count=1, cutoff=cutoff)), "")
 
 
-def _renamed_nodes(
-    missing: Collection[str], unexpected: Collection[str]
-) -> dict[tuple[str, str], list[str]]:
-    """Pair nodes whose leaves are all missing with those that have the same elsewhere.
-
-    Returns:
-        What is below the nodes, by the missing and the unexpected one.
-    """
-    if max(len(missing), len(unexpected)) > _CANDIDATES:
-        return {}
-    nodes: list[dict[str, list[str]]] = [_by_node(missing), _by_node(unexpected)]
-    alike: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
-    for side, ends_by_node in enumerate(nodes):
-        for node, ends in ends_by_node.items():
-            alike.setdefault(tuple(sorted(ends)), ([], []))[side].append(node)
-    spell = Speller()
-    pairs: dict[tuple[str, str], list[str]] = {}
-    for key, (some, others) in sorted(alike.items(), key=lambda each: -len(each[0])):
-        if len(key) < 2 or not others:
-            continue
-        for node in some:
-            other = spell.best(node, others)
-            if len(some) == len(others) == 1 and len(key) > _FEW:
-                (other,) = others
-            elif not other or spell.best(other, some) != node:
-                continue
-            both = zip((node, other), zip(*pairs, strict=True), strict=False)
-            if not any(_is_below(one, paired) for one, paired in both):
-                pairs[node, other] = nodes[0][node]
-    return pairs
-
-
-def _by_node(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return what is below each node; the whole tree is the node ''."""
-    ends: dict[str, list[str]] = {}
-    for name in names:
-        segments = name.split("/")
-        for depth in range(min(len(segments), _DEEPEST)):
-            node = "/".join(segments[:depth])
-            ends.setdefault(node, []).append("/".join(segments[depth:]))
-    return ends
-
-
-def _is_below(path: str, nodes: Iterable[str]) -> bool:
-    return any(_path(node, "") in ("", f"{path}/"[: len(node) + 1]) for node in nodes)
-
-
-def _path(node: str, end: str) -> str:
-    return f"{node}/{end}" if node else end
-
-
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
     """How named leaves do not fit those of a target; false if they do.
@@ -451,26 +400,18 @@ class Mismatch:
         lines += filter(None, [hint])
         missing = fold(self.missing[:_FOLDED])
         unexpected = fold(self.unexpected[:_FOLDED])
-        nodes = _renamed_nodes(missing, unexpected)
         spell = Speller()
-        for kind, names, others, there, side in (
-            ("missing", missing, unexpected, source, 0),
-            ("unexpected", unexpected, missing, f"{to} has", 1),
+        for kind, names, others, there in (
+            ("missing", missing, unexpected, source),
+            ("unexpected", unexpected, missing, f"{to} has"),
         ):
             rows: dict[str, list[int]] = {}
-            left = dict(names)
-            for pair, ends in nodes.items():
-                this, other = (leaves_below(pair[i], ends) for i in (side, 1 - side))
-                every = (left.pop(_path(pair[side], end)) for end in ends)
-                places = [place for each in every for place in each]
-                rows[f"{kind} {listing([this])} ({there} {listing([other])})"] = places
-            for name, places in left.items():
+            for name, places in names.items():
                 near = spell.best(name, others) if len(rows) < SHOWN else ""
                 # Only the missing name that is nearest to an unexpected one shows that.
                 mutual = near not in ("", name) and spell.best(near, names) == name
                 also = f" ({there} {listing([near])})" if mutual else ""
                 rows[f"{kind} {listing([name])}{also}"] = places
-            rows = dict(sorted(rows.items(), key=lambda row: row[1][0]))
             lines += section("", rows, left=max(0, counts[kind] - _FOLDED))
         some = itertools.islice(self.misfits.items(), _FOLDED)
         rows = fold(f"{listing([name])}: {problem}" for name, problem in some)
