@@ -24,43 +24,22 @@ def partition(rules, tx=ADAM):
 
 
 OLD = partition(RULES).init(PARAMS)
+TITLE = "The state is not one of this optimizer, rules and params. "
 REMEDY = "state, report = treeadapt.carry_state(tx, params, state)"
 
 
 @pytest.mark.parametrize(
     ("rules", "lines"),
     [
-        (
-            RULES | {"b": "n"},
-            [
-                "group 'n' has no state",
-                "group 'f' has a state, and no transformation",
-            ],
-        ),
-        (RULES | {"c": "f"}, ["'c' has no state in group 'f'"]),
-        (RULES | {"c": "n"}, ["group 'n' has no state"]),
-        (
-            RULES | {"a": "frozen"},
-            ["group 's' has a state, and no transformation"],
-        ),
+        (RULES | {"b": "n"}, ["inner_states/n/0/", "inner_states/f/0/"]),
+        (RULES | {"c": "f"}, ["missing 'inner_states/f/0/mu/c'"]),
+        (RULES | {"a": "frozen"}, ["unexpected 'inner_states/s/0/mu/a'"]),
         (
             {"a": "f", "b": "s", "c": "frozen"},
-            [
-                "'a' has no state in group 'f'",
-                "'b' has a state in group 'f', and is not in it",
-                "'b' has no state in group 's'",
-                "'a' has a state in group 's', and is not in it",
-            ],
-        ),
-        (
-            {"a": "s", "b": "frozen", "c": "f"},
-            [
-                "'c' has no state in group 'f'",
-                "'b' has a state in group 'f', and is not in it",
-            ],
+            ["inner_states/f/0/mu/", "inner_states/s/0/mu/"],
         ),
     ],
-    ids=["renamed", "thawed", "new", "gone", "swapped", "frozen"],
+    ids=["renamed", "thawed", "gone", "swapped"],
 )
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 def test_a_state_of_other_rules_is_refused_and_then_carried(rules, lines, mode):
@@ -68,17 +47,17 @@ def test_a_state_of_other_rules_is_refused_and_then_carried(rules, lines, mode):
     update = jax.jit(tx.update) if mode == "jit" else tx.update
     with pytest.raises(ta.TransformError) as caught:
         update(PARAMS, OLD, PARAMS)
-    title, *rows, remedy = str(caught.value).splitlines()
-    assert title == "The state is not one of this optimizer and these rules:"
-    assert sorted(row.strip() for row in rows) == sorted(lines)
-    assert REMEDY in remedy
+    text = str(caught.value)
+    assert text.startswith(TITLE)
+    assert all(line in text for line in lines)
+    assert REMEDY in text
     state, _ = ta.carry_state(tx, PARAMS, OLD)
     update(PARAMS, state, PARAMS)
 
 
 def test_groups_without_moments_have_states_too():
     tx = partition(RULES | {"b": "n"}, optax.sgd(0.1))
-    with pytest.raises(ta.TransformError, match="group 'n' has no state"):
+    with pytest.raises(ta.TransformError, match="of other groups"):
         tx.update(PARAMS, partition(RULES, optax.sgd(0.1)).init(PARAMS), PARAMS)
 
 
@@ -87,84 +66,53 @@ def test_layers_that_go_to_another_group_are_named():
 
     def split(first):
         table = {f"blocks/{{0..{first}}}": "s", "**": "f"}
-        return partition_of(ta.Rules(table, stacks={"blocks": 0}))
-
-    def partition_of(rules):
+        rules = ta.Rules(table, stacks={"blocks": 0})
         return ta.partition({"s": ADAM, "f": ADAM}, rules)
 
-    with pytest.raises(ta.TransformError, match=r"blocks/\{0..2\}' has no state in"):
+    with pytest.raises(ta.TransformError, match=r"missing .*blocks/\{0..2\}'"):
         split(2).update(params, split(0).init(params), params)
+
+
+def masked(**mask):
+    return ta.adapt(optax.masked(ADAM, mask))
 
 
 @pytest.mark.parametrize(
     ("tx", "state", "line"),
     [
-        (ta.freeze(ADAM, "a"), ta.freeze(ADAM, "b").init(PARAMS), "'b' has no state"),
-        (
-            ta.freeze(ADAM, "a"),
-            ta.adapt(ADAM).init(PARAMS),
-            "'a' has a state, and is frozen or masked out",
-        ),
-        (
-            ta.adapt(ADAM),
-            ta.adapt(ADAM).init({"a": PARAMS["a"], "z": PARAMS["b"]}),
-            "unexpected 'z'",
-        ),
+        (ta.freeze(ADAM, "a"), ta.adapt(ADAM).init(PARAMS), "unexpected '0/mu/a'"),
         (
             ta.adapt(ADAM),
             ta.adapt(ADAM).init(PARAMS | {"a": jnp.ones((3, 2))}),
-            "the state of 'a' has float32[3,2] in place of float32[2,2]",
+            "'0/mu/a': float32[3,2] in place of float32[2,2]",
         ),
         (
-            ta.adapt(optax.masked(ADAM, {"a": True, "b": False, "c": True})),
-            ta.adapt(optax.masked(ADAM, {"a": True, "b": True, "c": True})).init(
-                PARAMS
-            ),
-            "'b' has a state, and is frozen or masked out",
+            masked(a=True, b=False, c=True),
+            masked(a=True, b=True, c=True).init(PARAMS),
+            "unexpected 'inner_state/0/mu/b'",
         ),
         (
             ta.per_layer(ADAM, {"a": 0}),
             ta.per_layer(ADAM, {"b": 0}).init(PARAMS),
-            "the state has no 'a' among its states",
-        ),
-        (
-            ta.adapt(optax.named_chain(("b1", ADAM))),
-            ta.adapt(optax.named_chain(("b2", ADAM))).init(PARAMS),
-            "the state has 'b2' among its states",
+            "missing 'a/0/count'",
         ),
         (
             ta.adapt(optax.inject_hyperparams(optax.adam)(0.1)),
             ta.adapt(optax.inject_hyperparams(optax.sgd)(0.1)).init(PARAMS),
-            "the state has no 'b1' among its hyperparams",
+            "missing 'hyperparams/b1'",
         ),
         (
             partition(RULES),
             {"inner_states": dict(OLD.inner_states)},
-            "the state has a dict in place of a PartitionState",
-        ),
-        (
-            partition(RULES),
-            OLD._replace(inner_states={"f": [{"mu": 0}, ()], "s": ()}),
-            "the state in group 'f' has a dict in place of a ScaleByAdamState",
+            "other groups, or of a checkpoint",
         ),
     ],
-    ids=[
-        "freeze",
-        "thaw",
-        "adapt",
-        "shape",
-        "masked",
-        "layers",
-        "chain",
-        "inject",
-        "plain",
-        "read",
-    ],
+    ids=["thaw", "shape", "masked", "layers", "inject", "plain"],
 )
 def test_other_wrappers_and_states_read_without_their_classes(tx, state, line):
     with pytest.raises(ta.TransformError) as caught:
         tx.update(PARAMS, state, PARAMS)
-    assert f"  {line}\n" in str(caught.value)
+    assert line in str(caught.value)
     assert REMEDY in str(caught.value)
 
 
@@ -180,21 +128,13 @@ def test_params_of_other_names_are_shown_in_pairs(rules):
         with pytest.raises(ta.TransformError) as caught:
             tx.update(now, tx.init(params), now)
         text = str(caught.value)
-        title = "The state was made for other params. 12 names do not fit this tree"
-        assert text.startswith(title)
-        assert "missing 'net/blocks/" in text
-        assert "(the state has 'net/layers/" in text
-        assert "names with migration=table" in text
+        assert text.startswith(TITLE)
+        assert "/mu/net/blocks/" in text
+        assert "/mu/net/layers/" in text
+        assert "migration=table where params" in text
         table = ta.Migration({"{a:**}/layers/{b:**}": "{a}/blocks/{b}"})
         state, _ = ta.carry_state(tx, now, tx.init(params), migration=table)
         tx.update(now, state, now)
-
-
-def test_a_leaf_that_is_gone_is_told_from_one_that_is_frozen():
-    less = {path: leaf for path, leaf in PARAMS.items() if path != "b"}
-    tx = ta.adapt(ADAM)
-    with pytest.raises(ta.TransformError, match=r"'b' has a state, and is gone\n"):
-        tx.update(less, tx.init(PARAMS), less)
 
 
 def test_updates_of_other_names_are_shown_in_pairs():

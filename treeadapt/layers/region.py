@@ -149,8 +149,7 @@ def read_key(key: str) -> Region:
     """Read the name of some layers of an array.
 
     Returns:
-        The layers; an array as a whole at ``key``, if it is not such a name. Keys of
-        older checkpoints do not say that layers are along another axis than the first.
+        The layers; an array as a whole at ``key``, if it is not such a name.
 
     Example:
         >>> read_key("blocks/{4..6}@1/attn/kernel")

@@ -224,7 +224,7 @@ def carry_state(
         fields = {field_of(str(slot.prefix)) for slot in copies}
         slots = map_names(old, fields, home, prefixes)
         whole = {x.name: StateLeaf(x, old[x.name], x.name) for x in slots}
-        saved = SavedState(whole, prefixes=prefixes, fields=by_node(slots))
+        saved = SavedState(whole, fields=by_node(slots))
     else:
         saved = move_copies(old, migration, new_map, flat, prefixes)
     pieces, unclear = divide_leaves([*rows, *saved.leaves.values()], flat)
@@ -236,7 +236,7 @@ def carry_state(
     for row in table.copies:
         if row.fate == "fresh" and row.slot.array in unclear:
             row.fate = "misshaped"
-            row.why = "cut along axes that neither keys nor shapes tell apart"
+            row.why = "cut along several axes that no key names"
     if is_abstract:
         _leave_abstract(table)
     report = report_of(table)

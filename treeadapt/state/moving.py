@@ -54,15 +54,11 @@ class SavedState:
     Attributes:
         leaves: by name; params have the names of today.
         unmoved: why other leaves were not moved, by saved name.
-        copied: what rows that make copies of one parameter fill, by their text.
-        prefixes: what ``StateMap.prefixes_in`` says.
         fields: those of each state, by its name, whether their leaves moved or not.
     """
 
     leaves: dict[str, StateLeaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
-    copied: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    prefixes: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
     def leave(self, names: Iterable[str], reason: str) -> None:
@@ -96,34 +92,19 @@ class SavedState:
             every = (leaf.origin or (leaf.whole,) for leaf in befores)
             return tuple(dict.fromkeys(itertools.chain(*every)))
 
-        homes: dict[str, list[str]] = {}  # params of today, by what they were between
         leaves = {}
         for name, leaf in later.leaves.items():
             befores = [by_name[one] for one in leaf.origin or (name,) if one in by_name]
             if leaf.origin:
                 leaf = dataclasses.replace(leaf, origin=origins(leaf.origin))
                 leaf.is_padded |= any(before.is_padded for before in befores)
-            for before in befores:
-                if before.slot.region and leaf.slot.region:
-                    home = homes.setdefault(before.slot.region.path, [])
-                    home.append(leaf.slot.region.path)
             leaves[name] = leaf
-        copied = {
-            row: [new for path in paths for new in dict.fromkeys(homes.get(path, ()))]
-            for row, paths in self.copied.items()
-        }
         unmoved = {
             name: reason
             for between, reason in later.unmoved.items()
             for name in origins([between])
         }
-        return dataclasses.replace(
-            self,
-            leaves=leaves,
-            unmoved=self.unmoved | unmoved,
-            copied={row: paths for row, paths in copied.items() if paths}
-            | later.copied,
-        )
+        return dataclasses.replace(self, leaves=leaves, unmoved=self.unmoved | unmoved)
 
 
 #: How a row takes leaves of a copy, and where these are.
@@ -214,7 +195,7 @@ def _moved_by(
         and is_joint(saved[slot.name], len(params))
     }
     joint.difference_update(owners.values())
-    moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
+    moved = SavedState({}, fields=by_node(slots))
     mover = _Mover(saved, migration, params, moved, is_partial)
     parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:
@@ -338,8 +319,6 @@ class _Mover:
                 continue
             for leaf in moved:
                 self.result.add(leaf)
-            if moved and row.copies:
-                self.result.copied.setdefault(row.text, []).extend(group.filled)
         if problems.texts:
             reason = "; ".join(text for _, text, _ in problems.each())
             left = itertools.chain(*slots.values())

@@ -70,8 +70,8 @@ def divide_leaves(
 
     Returns:
         The pieces of each leaf that is divided, by the identity of the leaf. And the
-        params of which leaves stay whole because shapes do not show which axes they are
-        cut along.
+        params of which leaves stay whole because nothing names the axes they are cut
+        along.
     """
     by_param: dict[str, list[_Holder[_AnyLeaf]]] = {}
     for leaf in leaves:
@@ -83,55 +83,12 @@ def divide_leaves(
     for path, holders in by_param.items():
         if any(region.along for _, region in holders):
             shape = tuple(params[path].shape)
-            current = _with_axes(shape, holders)
-            divided = None if current is None else _pieces(shape, current)
+            divided = _pieces(shape, holders)
             if divided is None:
                 unclear.add(path)
             else:
                 pieces |= divided
     return pieces, unclear
-
-
-def _with_axes(
-    shape: tuple[int, ...], holders: Sequence[_Holder[_AnyLeaf]]
-) -> list[_Holder[_AnyLeaf]] | None:
-    """Return leaves with the axes along which they hold layers of a parameter.
-
-    Keys of older checkpoints name no axis. It is the one that other keys name for the
-    same stack; else shapes say it.
-
-    Args:
-        shape: of the parameter.
-        holders: its leaves.
-
-    Returns:
-        None if shapes do not say it.
-    """
-    fits = [_part(each, shape) is not None for each in holders]
-    are_older = [
-        not (yes or any(each.axis for each in region.along))
-        for (_, region), yes in zip(holders, fits, strict=True)
-    ]
-    current = itertools.compress((region for _, region in holders), fits)
-    axis_of = {each.stack: each.axis for region in current for each in region.along}
-    older = itertools.compress((region for _, region in holders), are_older)
-    stacks = sorted({x for region in older for x in region.numbers} - axis_of.keys())
-    ways: dict[Any, list[_Holder[_AnyLeaf]]] = {}
-    for axes in itertools.permutations(range(len(shape)), len(stacks)):
-        on_axes = axis_of | dict(zip(stacks, axes, strict=True))
-        way = [
-            (leaf, region.on(on_axes) if is_older else region)
-            for (leaf, region), is_older in zip(holders, are_older, strict=True)
-        ]
-        ways[tuple([_part(each, shape) for each in way])] = way
-    # Each leaf fits that fits along any axes.
-    most = [any(column) for column in zip(*map(_fitting, ways), strict=True)]
-    best = [way for row, way in ways.items() if _fitting(row) == most]
-    return best[0] if len(best) == 1 else None
-
-
-def _fitting(row: Iterable[Any]) -> list[bool]:
-    return [numbers is not None for numbers in row]
 
 
 def _part(

@@ -278,7 +278,6 @@ def report_of(table: Table) -> CarryReport:
         warnings=(
             *([ambiguous_text(rows["ambiguous"])] if rows["ambiguous"] else ()),
             *_of_dtypes(table),
-            *_of_copies(saved.copied),
             *_folded(_of_counts(table)),
             *_folded(_of_meaning(table)),
             *_of_small(table),
@@ -368,18 +367,6 @@ def _of_dtypes(table: Table) -> Iterator[str]:
             f"{'starts' if len(rows) == 1 else 'start'} again: "
             f"{listing([row.slot.name for row in rows])}. To carry what was saved in "
             "the dtype of the new state, pass cast=True."
-        )
-
-
-def _of_copies(copied: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Warn of params that take all moments of the one that they were."""
-    if copied:
-        rows = "the row {} makes" if len(copied) == 1 else "the rows {} make"
-        params = dict.fromkeys(itertools.chain(*copied.values()))
-        yield (
-            f"{rows.format(listing(copied))} copies of one parameter: each of "
-            f"{listing(params)} goes on with all of its moments, and gets only a part "
-            "of its gradient from now on. Reset them if they are not updated as one."
         )
 
 
