@@ -49,7 +49,6 @@ from treeadapt.migrations.run_group import run_group
 from treeadapt.names import listing
 from treeadapt.tables.published import CONFIG, is_name
 
-_OF_JAX = jax.Array | jax.ShapeDtypeStruct
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
 
 
@@ -375,7 +374,6 @@ class _Moving:
         for path, moved in arrays.items():
             (array,) = moved.read(
                 [whole(moved.shape)],
-                like_source=not isinstance(self.likes.get(path), _OF_JAX),
                 forget=path == last,
                 shared=len(arrays) > 1,
             )

@@ -15,18 +15,19 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import empty, is_array
+from treeadapt.arrays import copy_values, empty, is_array
 from treeadapt.migrations.axes import indices, names_of
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.parts import (
     Box,
     Part,
+    SourceBoxes,
     around,
     lengths,
     parts_of_box,
@@ -81,37 +82,21 @@ class MovedArray:
     def divides(self) -> bool:
         """Whether boxes can be made of boxes of the sources.
 
-        Not where zeros are cut off, or a function makes them.
+        Not where zeros are cut off, parts are nested in an axis, or a function makes
+        them.
         """
         move = self.group.move
+        layouts = () if move is None else (*move.sources, *move.targets)
         return (
             move is not None
             and not move.values.cuts_zeros
+            and not any(axis.before for each in layouts for axis in each.axes)
             and all(move.size.values())
             and all(map(is_divisible, map(self.sources.get, self.group.source_paths)))
         )
 
-    @functools.cached_property
-    def order(self) -> Sequence[int]:
-        """Its axes in the order in which the numbers are in the first source."""
-        assert self.group.move is not None
-        move = self.group.move
-        one, two = next((one, b) for s, one, t, b in move.pieces if t == self.target)
-        layout, axes = move.sources[0], move.targets[self.target].axes
-        source = self.sources[self.group.sources[0][0]]
-        inner = getattr(source, "order", range(len(layout.axes)))
-        names = [*layout.numbers]
-        names += itertools.chain(*(layout.axes[axis].product(one) for axis in inner))
-
-        def place(axis: int) -> int:
-            product = axes[axis].product(two)
-            places = (names.index(name) for name in product if name in names)
-            return min(places, default=len(names))
-
-        return sorted(range(len(axes)), key=place)
-
     def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.read([whole(self.shape)], like_source=True)[0]
+        return self.read([whole(self.shape)])[0]
 
     def cost(self, boxes: Sequence[Box]) -> tuple[float, bool]:
         """Return how many bytes are read for boxes, and whether no more is than needed.
@@ -121,19 +106,18 @@ class MovedArray:
         """
         if not self.divides:
             return math.inf, False
-        wanted: dict[Any, tuple[int, list[Box]]] = {}
+        wanted: dict[tuple[int, tuple[int, ...]], list[Box]] = {}
         are_tight = True
         for part in itertools.chain.from_iterable(map(self._parts, boxes)):
             are_tight &= part.is_tight
             for each in part.sources:
                 # Boxes of the same leaves are read together.
-                key = each.number, each.leaves, each.starts
-                wanted.setdefault(key, (each.count, []))[1].append(each.box)
+                wanted.setdefault((each.number, each.leaves), []).append(each.box)
         num_bytes = 0.0
-        for (number, *_), (count, leaf_boxes) in wanted.items():
+        for (number, leaves), leaf_boxes in wanted.items():
             array = self.sources[self.group.sources[number][0]]
             each_bytes, is_tight = cost(array, leaf_boxes)
-            num_bytes += count * each_bytes
+            num_bytes += len(leaves) * each_bytes
             are_tight &= is_tight
         return num_bytes, are_tight
 
@@ -142,7 +126,6 @@ class MovedArray:
         boxes: Sequence[Box],
         into: Sequence[Any] = (),
         *,
-        like_source: bool = False,
         forget: bool = False,
         shared: bool = False,
     ) -> list[Any]:
@@ -154,8 +137,6 @@ class MovedArray:
         Args:
             boxes: of the array.
             into: arrays to fill, None for a new one; empty for new ones.
-            like_source: whether axes may be in memory in the order of the sources, so
-                that copying runs through it in order.
             forget: whether each source may be forgotten once it is read.
             shared: whether the result may not have the memory of a source.
 
@@ -164,24 +145,19 @@ class MovedArray:
             MigrationError: copies differ, or values do not fit.
         """
         arrays: list[Any] = []
-        steps: dict[tuple[str, ...], list[_Piece]] = {}
+        steps: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
         for place, box in enumerate(boxes):
-            array = into[place] if into else None
             parts = [*self._parts(box, _STEP_BYTES // len(boxes))]
-            may_share = array is None and not shared and len(parts) == 1
-            if array is None:
-                order = self.order if like_source else range(len(box))
-                memory = empty([lengths(box)[axis] for axis in order], self.dtype)
-                array = memory.transpose(np.argsort([*order]))
-            pieces = [_Piece(each, place, self._rows(each, array)) for each in parts]
-            if may_share and pieces[0].rows is None and parts[0].is_all(array):
-                array = None  # what the move makes is the box
-            elif self.group.row.values.pads(is_source=False):
-                array[...] = 0 if self.like is None else box_of(self.like, box)
+            # What the move makes of one part may be the box.
+            is_whole = len(parts) == 1 and lengths(parts[0].picks) == lengths(box)
+            array = into[place] if into else None
+            if array is not None or shared or not is_whole or not parts[0].is_exact:
+                array = empty(lengths(box), self.dtype) if array is None else array
+                if self.group.row.values.pads(is_source=False):
+                    array[...] = 0 if self.like is None else box_of(self.like, box)
             arrays.append(array)
-            for piece in pieces:
-                read = dict.fromkeys(path for path, *_ in self._reads(piece.part))
-                steps.setdefault((*read,), []).append(piece)
+            for part in parts:
+                steps.setdefault(self._paths(part), []).append((place, part))
         later = Counter(itertools.chain(*steps))
         for paths, pieces in steps.items():
             self._take(pieces, arrays)
@@ -192,84 +168,77 @@ class MovedArray:
         return arrays
 
     def _parts(self, box: Box, max_bytes: float = math.inf) -> Iterator[Part]:
+        """Yield the parts of a box, each made of few bytes of the sources."""
         assert self.group.move is not None
         most = max(1, max_bytes / self.dtype.itemsize)  # which may be infinite
         return parts_of_box(self.group.move, self.target, self.numbers, box, most)
 
-    def _reads(self, part: Part) -> Iterator[tuple[str, int, Box]]:
-        """Yield path, start and box of all that a part is made of."""
-        assert self.group.move is not None
-        for each in part.sources:
-            for leaf, start, box in each.boxes(self.group.move.size):
-                yield self.group.sources[each.number][leaf], start, box
+    def _paths(self, part: Part) -> tuple[str, ...]:
+        """Return the paths of the leaves that a part is made of, each once."""
+        every = (self._leaves(each) for each in part.sources)
+        return tuple(dict.fromkeys(itertools.chain(*every)))
 
-    def _take(self, pieces: Sequence[_Piece], arrays: list[Any]) -> None:
-        """Read what some pieces are made of, and put them into arrays of boxes."""
-        wanted: dict[tuple[str, int], tuple[list[Box], list[Any]]] = {}
-        for piece in pieces:
-            rows = itertools.repeat(None) if piece.rows is None else piece.rows
-            for row, (path, start, box) in zip(
-                rows, self._reads(piece.part), strict=False
-            ):
-                boxes, into = wanted.setdefault((path, start), ([], []))
-                boxes.append(box)
-                into.append(row)
-        leaves = {
-            (path, start): iter(read_boxes(self.sources[path], boxes, into))
-            for (path, start), (boxes, into) in wanted.items()
-        }
-        for piece in pieces:
-            reads = self._reads(piece.part)
-            read = (next(leaves[path, start]) for path, start, _ in reads)
-            sources = [
-                [*itertools.islice(read, each.count)] for each in piece.part.sources
-            ]
-            if piece.rows is not None:
-                continue
-            made, faults = run(piece.part.move, sources)
-            require_sound(self.group, faults)
-            if arrays[piece.place] is None:
-                arrays[piece.place] = made[0][0]
-            else:
-                piece.part.put(made[0], arrays[piece.place])
+    def _leaves(self, source: SourceBoxes) -> list[str]:
+        """Return the paths of the leaves of one source, in order."""
+        return [self.group.sources[source.number][leaf] for leaf in source.leaves]
 
-    def _rows(self, part: Part, array: Any) -> list[Any] | None:
-        """Return where leaves go that are in an array as they are; None if one is not.
+    def _take(self, pieces: Sequence[tuple[int, Part]], arrays: list[Any]) -> None:
+        """Read what some parts are made of, and put them into arrays of boxes.
 
         Args:
-            part: of the box for which the array is.
-            array: to fill.
+            pieces: parts, each with the place of its box.
+            arrays: of the boxes; None for one that is what the move makes.
         """
-        move = part.move
-        first = self.sources[self.group.sources[part.sources[0].number][0]]
-        is_same = first.dtype == self.dtype == move.dtype
-        if len(part.sources) > 1 or not (is_same and part.is_exact):
-            return None
+        wanted: dict[str, tuple[list[Box], list[Any]]] = {}
+        moved: list[tuple[int, Part]] = []
+        for place, part in pieces:
+            rows = self._rows(part, arrays[place])
+            if not rows:
+                moved.append((place, part))
+            for each in part.sources:
+                for n, path in enumerate(self._leaves(each)):
+                    boxes, into = wanted.setdefault(path, ([], []))
+                    boxes.append(each.box)
+                    into.append(rows[n] if rows else None)
+        read = {
+            path: [
+                array
+                for array, row in zip(
+                    read_boxes(self.sources[path], boxes, into), into, strict=True
+                )
+                if row is None
+            ]
+            for path, (boxes, into) in wanted.items()
+        }
+        for place, part in moved:
+            sources = [
+                [read[path].pop(0) for path in self._leaves(each)]
+                for each in part.sources
+            ]
+            made, faults = run(part.move, sources)
+            require_sound(self.group, faults)
+            array = made[0][part.leaf][(..., *part.picks)]
+            if arrays[place] is None:
+                arrays[place] = array
+            else:
+                copy_values(arrays[place][(..., *part.place)], array)
+
+    def _rows(self, part: Part, array: Any) -> list[Any]:
+        """Return where the leaves of a part go in an array; none if they are moved."""
+        move, (first, *others) = part.move, part.sources
         source, target = move.sources[0], move.targets[0]
         names = [*target.numbers, *names_of(target.axes, 0)]
-        wanted = [*source.numbers, *names_of(source.axes, 0)]
-        if move.values.computes or {*names} != {*wanted}:
-            return None
-        named = part.view(array).reshape([move.size[name] for name in names])
-        named = named.transpose([names.index(name) for name in wanted])
-        shape = lengths(part.sources[0].box)
-        rows = [named[(*n, ...)] for n in indices(source.numbers, move.size)]
-        # Another table puts numbers where they belong, a file gives them in order.
-        is_ready = isinstance(first, MovedArray) or rows[0].flags.c_contiguous
-        reshaped = [row.reshape(shape) for row in rows] if is_ready else []
-        are_views = bool(reshaped) and np.may_share_memory(rows[0], reshaped[0])
-        return reshaped if are_views else None
-
-
-class _Piece(NamedTuple):
-    """A part of one of several boxes, and which.
-
-    With rows its leaves are read to them; without, they are moved after they were read.
-    """
-
-    part: Part
-    place: int
-    rows: list[Any] | None
+        order = [*source.numbers, *names_of(source.axes, 0)]
+        is_same = self.sources[self._leaves(first)[0]].dtype == self.dtype
+        is_moved = others or move.values.computes or {*names} != {*order}
+        if array is None or is_moved or not (is_same and part.is_exact):
+            return []
+        # An array that is cut between names can be split into them without a copy.
+        named = array[(..., *part.place)].reshape([move.size[name] for name in names])
+        named = named.transpose([names.index(name) for name in order])
+        rows = [named[(*index, ...)] for index in indices(source.numbers, move.size)]
+        is_ready = rows[0].flags.c_contiguous
+        return [row.reshape(lengths(first.box)) for row in rows] if is_ready else []
 
 
 def moved_arrays(
@@ -428,7 +397,6 @@ def read_boxes(array: Any, boxes: Sequence[Box], into: Sequence[Any] = ()) -> li
     for place, new in enumerate(into):
         if new is not None:
             new[...] = arrays[place]
-            arrays[place] = new
     return arrays
 
 

@@ -141,9 +141,10 @@ class MigrationPlan:
     def gathered(self) -> tuple[str, ...]:
         """Paths whose shards need more than their own part of the sources.
 
-        An axis of several names is cut across them, the row cuts off zeros or has a
-        function, or the parts of all arrays of a group cost more than to read its
-        sources once. Each process that has such a shard reads more, up to all sources.
+        An axis of several names is cut across them; the row cuts off zeros, nests parts
+        in an axis or has a function; or the parts of all arrays of a group cost more
+        than to read its sources once. Each process that has such a shard reads more, up
+        to all sources.
         """
         return self.gathered_from(dict(self.source))
 
