@@ -292,7 +292,7 @@ def test_a_state_as_tree_that_lacks_leaves_says_which():
     model = pairs()["dataclass"]
     part = ta.freeze(optax.adam(0.1), "up/weight", as_tree=True)
     tx = ta.adapt(optax.adam(0.1), as_tree=True)
-    with pytest.raises(ta.TransformError, match="'up/weight' has no state"):
+    with pytest.raises(ta.TransformError, match="missing '0/mu/up/weight'"):
         tx.update(model, part.init(model), model)
 
 
@@ -939,7 +939,7 @@ def test_updates_that_do_not_fit_are_named():
     tx = ta.adapt(optax.sgd(0.1))
     params = {"a": jnp.ones(2), "b": jnp.arange(2)}
     state = tx.init(params)
-    with pytest.raises(ta.TransformError, match=r"'c'.*where the params have none"):
+    with pytest.raises(ta.TransformError, match=r"not gradients of these"):
         tx.update({"c": jnp.ones(2)}, state, params)
     with pytest.raises(ta.TransformError, match=r"'a'.*float.*jnp\.asarray"):
         tx.update({"a": jnp.ones(())}, state, {"a": 0.5, "w": jnp.ones(2)})

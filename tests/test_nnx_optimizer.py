@@ -218,7 +218,7 @@ def test_an_optimizer_is_not_the_params():
 def test_all_of_an_optimizer_is_refused_with_the_names_of_its_parts():
     _, optimizer = made(TXS["adam"])
     whole = ta.to_state_dict(optimizer)
-    with pytest.raises(ta.StructureMismatchError, match="'opt_state' as the state"):
+    with pytest.raises(ta.StructureMismatchError, match="Pass the 'opt_state'"):
         ta.set_opt_state(optimizer, whole)
     ta.set_opt_state(optimizer, whole["opt_state"], step=whole["step"])
 

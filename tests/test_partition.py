@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 import sys
 import warnings
 from typing import Any, NamedTuple
@@ -513,36 +512,6 @@ def test_a_class_in_place_of_a_transformation_is_reported_as_one():
     for make in (ta.adapt, lambda tx: ta.partition({"a": tx}, {"**": "a"})):
         with pytest.raises(ta.TransformError, match="MultiSteps, which is a class"):
             make(optax.MultiSteps)
-
-
-@pytest.mark.parametrize(
-    ("tx", "passed", "named"),
-    [
-        (optax.lbfgs(), {}, "of 'a' needs 'value', 'grad', 'value_fn', which update"),
-        (
-            optax.lbfgs(),
-            {"value": jnp.float32(1.0)},
-            "of 'a' needs 'grad', 'value_fn', which update did not get: "
-            "tx.update(grads, state, params, grad=grads, value_fn=loss).",
-        ),
-        (optax.polyak_sgd(), {}, "of 'a' needs 'value', which"),
-        (optax.MultiSteps(optax.polyak_sgd(), 2), {}, "of 'a' needs 'value', which"),
-    ],
-)
-def test_extra_arguments_that_a_group_needs_are_named(tx, passed, named):
-    params = {"w": jnp.ones(2), "b": jnp.ones(2)}
-    grouped = ta.partition({"a": tx, "z": optax.sgd(0.1)}, {"b": "z", "**": "a"})
-
-    def update(tx):
-        return jax.eval_shape(
-            lambda params: tx.update(params, tx.init(params), params, **passed), params
-        )
-
-    with pytest.raises(TypeError, match=re.escape(named)):  # in a note
-        update(grouped)
-    for whole in (ta.adapt(tx), ta.freeze(tx, "b")):
-        with pytest.raises(TypeError, match=r"transformation needs '(value|grad)'"):
-            update(whole)
 
 
 def test_a_missing_argument_of_a_loss_stays_its_own_error():

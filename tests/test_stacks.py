@@ -708,14 +708,11 @@ def test_updates_that_do_not_hold_the_layers_of_the_params_are_refused(tx, grads
 
 
 @pytest.mark.parametrize("bind", [False, True], ids=["rules", "bound"])
-def test_a_list_of_factors_is_for_no_axis_of_an_array_of_layers(bind):
-    table = rules({"embed": [1.0, 2.0, 3.0, 4.0, 5.0], "**": 1.0})
-    step(ta.scale_by_rules(table))
+def test_a_list_of_factors_is_refused_where_arrays_hold_layers(bind):
     several = np.arange(4.0) if bind else [1.0, 2.0, 3.0, 4.0]
     table = rules({"blocks": several, "**": 1.0})
-    tx = ta.scale_by_rules(table.bind(MODEL) if bind else table)
-    with pytest.raises(ta.TransformError, match=r"'blocks/b'.*give each rule one"):
-        tx.init(MODEL)
+    with pytest.raises(ta.TransformError, match=r"'blocks'.*give each rule one"):
+        ta.scale_by_rules(table.bind(MODEL) if bind else table)
 
 
 def test_factors_of_layers():
@@ -737,9 +734,7 @@ def test_factors_may_be_traced_and_differentiated():
         assert (value, slope) == (3 * factor + 18, 3)
 
 
-@pytest.mark.parametrize(
-    "values", [("x", 1.0), (1.0, "x"), (1j, 1.0), ([1.0, 2.0], 1.0), (10**400, 0.5)]
-)
+@pytest.mark.parametrize("values", [("x", 1.0), (1.0, "x"), (1j, 1.0), (10**400, 0.5)])
 def test_factors_of_layers_that_are_not_numbers_are_named(values):
     tx = ta.scale_by_rules(rules({"blocks/0": values[0], "**": values[1]}))
     complains(
@@ -758,13 +753,3 @@ def test_layers_that_no_rule_matches_are_named_where_other_layers_have_a_rule():
             ta.UnmatchedPathError, match=r"6 of 10 leaves match no rule: 'blocks/\{1..3"
         ):
             labels()
-
-
-def test_an_error_of_stacks_says_where_all_arrays_share_a_length():
-    tree = MODEL | {"head": {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}}
-    where = "All arrays share the length of axis 0 below 'blocks' (4)."
-    for wrong in ({"head": 0}, {"zzz": 0}):
-        with pytest.raises(ta.StackError, match=re.escape(where)):
-            ta.param_labels(tree, rules(stacks=wrong))
-    with pytest.raises(ta.StackError, match="Did you mean 'blocks'"):
-        ta.param_labels(tree, rules(stacks={"blocks/0": 0}))

@@ -508,7 +508,7 @@ def _not_met(stack: _Stack, view: TreeView) -> str:
     before = re.split(r"/?(?:[^/]*[][*?{}!]|[0-9]+(?:/|$))", stack.key)[0]
     near = [before] if before != stack.key and before in nodes else []
     near = near or Speller().nearest(stack.key, sorted(nodes), count=1)
-    hint = f" Did you mean {near[0]!r}?" if near else _even_text(view)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
         f"{paths_text(view.plan.paths)}{hint} A key is "
@@ -546,26 +546,7 @@ def _uneven(key: str, view: TreeView, leaves: Mapping[int, Sequence[int]]) -> st
         f"{view.plan.paths[other]!r} {describe(view.leaves[other])} has {most}. "
         "Correct the axis; or, if "
         f"one holds no layers, make an exception: stacks={{{path!r}: None}}."
-        f"{_even_text(view)}"
     )
-
-
-def _even_text(view: TreeView) -> str:
-    """Say below which nodes several arrays have one length along axis 0."""
-    lengths: dict[str, list[int]] = {}
-    for path, leaf in view.items():
-        parents = itertools.accumulate(path.split("/")[:-1], "{}/{}".format)
-        for node in parents if is_array(leaf) else ():
-            lengths.setdefault(node, []).append((*leaf.shape, 0)[0])
-    even: dict[str, int] = {}
-    for node, (first, *others) in lengths.items():  # a node is before those below it
-        *above, _ = itertools.accumulate(node.split("/"), "{}/{}".format)
-        is_below = not even.keys().isdisjoint(above)
-        if others and first > 1 and {first}.issuperset(others) and not is_below:
-            even[node] = first
-    texts = [f"{node!r} ({length})" for node, length in even.items()]
-    where = listing(texts, limit=3, write=str)
-    return f" All arrays share the length of axis 0 below {where}." if texts else ""
 
 
 def one_layer(leaf: Any, axes: Sequence[Along]) -> Any:

@@ -76,7 +76,7 @@ def tree_get(
     parts = _search(plain_state(state), (key,), group)
     named = [part for part in parts if key in part.names]
     if len(named) > 1:
-        raise TransformError(_several_message(key, named, parts))
+        raise TransformError(_several_message(key, named))
     if not named and default is _MISSING:
         raise TransformError(_nothing_message(key, parts))
     return named[0].value if named else default
@@ -454,24 +454,16 @@ def numpy_values(leaf: Any) -> Any:
     return np.asarray(leaf) if is_here or leaf.is_fully_replicated else None
 
 
-def _several_message(key: Any, named: Sequence[_Part], parts: Iterable[_Part]) -> str:
+def _several_message(key: Any, named: Sequence[_Part]) -> str:
     """Say that several fields have a name, and what tells these apart."""
-    paths = [part.exact_path() for part in named]
-    groups = [part for part in parts if part.label is not _MISSING]
-    labels = [
-        [group.label for group in groups if part.path[: len(group.path)] == group.path]
-        for part in named
-    ]
-    longer = [[name for name in part.names if "." in str(name)][:1] for part in named]
-    cures = ["Read it in Python, as written here"]
-    if any(names != longer[0] for names in longer):
-        cures.append(f"name its class too ({next(filter(None, longer))[0]!r})")
-    if any(each != labels[0] for each in labels):
-        cures.append("pass group=")
-    *others, last = cures
-    cure = f"{', '.join(others)}, or {last}" if others else last
-    many, places = plural(len(paths), "field"), listing(paths, write=str)
-    return f"{many} of the state are called {key!r}: {places}. {cure}."
+    places = listing([part.exact_path() for part in named], write=str)
+    classes = [name for part in named for name in part.names if "." in str(name)]
+    example = f" ({classes[0]!r})" if classes else ""
+    return (
+        f"{plural(len(named), 'field')} of the state are called {key!r}: {places}. "
+        f"Read one in Python, as written here; or name its class too{example}, or pass "
+        "group=."
+    )
 
 
 def _path_of_state(holder: Any) -> str:

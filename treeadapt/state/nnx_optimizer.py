@@ -7,7 +7,6 @@ what it is given. See ``transforms.nnx_state`` for the way out.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -85,14 +84,12 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         if (new := _text(leaf_of, path)) != (old := _text(old_leaf_of, path))
     ]
     if wrong:
-        raise StructureMismatchError(
-            "\n".join(
-                [
-                    *section("The state is not that of optimizer.tx:", wrong),
-                    _remedy(leaf_of),
-                ]
-            )
+        lines = section("The state is not that of optimizer.tx:", wrong)
+        cure = (
+            "Pass the 'opt_state' of a saved nnx.Optimizer, and its 'step' as step=; "
+            "treeadapt.carry_state fits a state to another transformation."
         )
+        raise StructureMismatchError("\n".join([*lines, cure]))
     count = None if step is None else _count(step, optimizer.step.get_value().dtype)
     for path, slot in slot_of.items():
         slot.set_value(leaf_of[path])
@@ -120,18 +117,6 @@ def _count(step: Any, dtype: Any) -> jax.Array:
                 f"in {dtype}."
             )
     return jnp.asarray(step, dtype)
-
-
-def _remedy(leaf_of: Collection[str]) -> str:
-    if leaf_of and all(path.split("/")[0] in ("opt_state", "step") for path in leaf_of):
-        return (
-            "This is all of an nnx.Optimizer: pass its 'opt_state' as the state, and "
-            "its 'step' as step=."
-        )
-    return (
-        "Make the optimizer with the transformation that the state is of; "
-        "treeadapt.carry_state fits a state to another one."
-    )
 
 
 def _text(leaves: dict[str, Any], path: str) -> str:

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from treeadapt.arrays import is_placed
 from treeadapt.layers.keys import boxes
-from treeadapt.layers.region import Along, Region, put, read_key
+from treeadapt.layers.region import Along, Region, put
 from treeadapt.state_map import Slot, below
 
 _ALL = Region("")
@@ -233,23 +233,3 @@ def _sharding_of(shape: Sequence[int], like: Any) -> NamedSharding | None:
     sizes = zip(sharding.spec, like.shape, shape, strict=False)
     spec = PartitionSpec(*(entry if old == new else None for entry, old, new in sizes))
     return sharding.update(spec=spec)
-
-
-def joined_names(names: Iterable[str]) -> list[str]:
-    """Write the names of pieces that are next to each other along one axis as one.
-
-    Example:
-        >>> joined_names(["mu/h/{0..3}/w", "mu/h/{4}/w", "mu/h/{9}/w", "count"])
-        ['mu/h/{{0..4},{9}}/w', 'count']
-    """
-    regions = [read_key(name) for name in names]
-    for stack in dict.fromkeys([key for region in regions for key in region.numbers]):
-        joined: dict[Region, set[int]] = {}
-        for region in regions:
-            others = region.of_numbers({stack: ()})
-            joined.setdefault(others, set()).update(region.numbers.get(stack, ()))
-        regions = [
-            others.of_numbers({stack: tuple(sorted(numbers))})
-            for others, numbers in joined.items()
-        ]
-    return [region.key for region in regions]

@@ -32,7 +32,7 @@ from treeadapt.optax_fields import (
 from treeadapt.patterns import escape
 from treeadapt.state.fields import numpy_values
 from treeadapt.state.moving import SavedState
-from treeadapt.state.pieces import StateLeaf, joined_names
+from treeadapt.state.pieces import StateLeaf
 from treeadapt.state_map import Slot, below, is_joint
 from treeadapt.trees.views import Plan
 
@@ -223,7 +223,7 @@ class Table:
 
     def some(self, name: str, pieces: Collection[str]) -> list[str]:
         """Name a saved leaf, or just some pieces of it."""
-        return [name] if len(pieces) == len(self.pieces[name]) else joined_names(pieces)
+        return [name] if len(pieces) == len(self.pieces[name]) else [*pieces]
 
     def text(self, sources: Iterable[StateLeaf]) -> str:
         """Return the saved names of leaves, or pieces, as one text."""
@@ -255,7 +255,7 @@ def report_of(table: Table) -> CarryReport:
                 retyped[leaf] = cast
         for fate in dict.fromkeys([row.fate for row in parts if not row.source]):
             why = {row.slot.name: row.why for row in parts if row.fate == fate}
-            names = joined_names(why) if len(why) < len(parts) else [leaf]
+            names = [*why] if len(why) < len(parts) else [leaf]
             rows[fate] |= dict.fromkeys(names, [*why.values()][-1])
             if sources:
                 partly[leaf] = (*partly.get(leaf, ()), *names)

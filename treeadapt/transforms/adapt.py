@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections.abc import (
     Callable,
     Collection,
@@ -49,8 +48,6 @@ from treeadapt.transforms.flat import (
 )
 from treeadapt.transforms.stale import explained_state
 from treeadapt.transforms.unlifted import (
-    arguments_required,
-    code_of,
     functions_asked,
     name_of,
     patterns_held,
@@ -59,8 +56,6 @@ from treeadapt.transforms.unlifted import (
     warn_of_unlifted,
 )
 from treeadapt.trees.views import TreeView
-
-_EXTRA = {"value": "loss(params)", "grad": "grads", "value_fn": "loss"}
 
 
 def adapt(tx: Any, *, as_tree: bool = False) -> optax.GradientTransformationExtraArgs:
@@ -248,7 +243,7 @@ def run_flat(
         strict = not is_part if outer is None else outer.strict
         with (
             whole_tree(view, strict=strict) as whole,
-            _explained(parts, whole, fast_params(flat), {}),
+            _explained(parts, whole, fast_params(flat)),
         ):
             state = init_flat(whole, flat)
             if not is_part:
@@ -279,7 +274,7 @@ def run_flat(
         )
         with (
             callers_tree as whole,
-            _explained(parts, whole, flat_updates, extra),
+            _explained(parts, whole, flat_updates),
             explained_state(state, functools.partial(init_flat, whole), like),
         ):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
@@ -327,23 +322,19 @@ def _copied(array: jax.Array) -> jax.Array:
 
 
 @contextlib.contextmanager
-def _explained(
-    tx: Any, whole: WholeTree, flat: FlatDict, extra: FlatDict
-) -> Iterator[None]:
+def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
     """Say in an error what may be behind it.
 
     Args:
         tx: what runs inside; it may hold functions of a tree.
         whole: the caller's tree.
         flat: what it is shown of it: params, or updates; a leaf may have none.
-        extra: the extra arguments.
     """
     try:
         yield
     except TreeAdaptError:
         raise
     except Exception as error:
-        note_missing_extra(error, tx, extra)
         lacking = [path for path, leaf in flat.items() if leaf is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
@@ -362,40 +353,13 @@ def _explained(
                 "Wrap them, such as mask=treeadapt.lift(mask): their label paths then "
                 "find their leaves."
             ) from error
-        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        for fn in functions_asked(tx):
-            if code_of(fn) in codes:
-                error.add_note(
-                    f"The function {name_of(fn)} is shown the flat dict {{path: "
-                    "array}. A mask or label function may be asked about the tree "
-                    "itself: treeadapt.lift(function)."
-                )
+        if names := listing(map(name_of, functions_asked(tx)), write=str):
+            error.add_note(
+                f"Functions in the transformation ({names}) are shown the flat dict "
+                "{path: array}. A mask or label function may be asked about the tree "
+                "itself: treeadapt.lift(function)."
+            )
         raise
-
-
-def note_missing_extra(
-    error: Exception, tx: Any, extra: FlatDict, whose: str = ""
-) -> None:
-    """Add to an error which extra arguments an update lacked, if it is about these.
-
-    Args:
-        error: what the update raised; of Python, a ``TypeError``.
-        tx: the transformation.
-        extra: the extra arguments that it got.
-        whose: words that name the transformation.
-    """
-    if not isinstance(error, TypeError) or getattr(error, "__notes__", None):
-        return
-    names = [name for name in arguments_required(tx) if name not in extra]
-    if not names:
-        return
-    passed = ", ".join(f"{name}={_EXTRA.get(name, '...')}" for name in names)
-    error.add_note(
-        f"The transformation{whose} needs {listing(names)}, which update did not get: "
-        f"tx.update(grads, state, params, {passed}). Someone else's loop that does not "
-        "pass them cannot run it: choose a transformation that needs none, such as "
-        "optax.adam."
-    )
 
 
 def keep_dtypes(old: Any, new: Any) -> Any:
@@ -461,22 +425,12 @@ def _stray_message(
             "array: jnp.asarray."
         )
     lacking = [p for p, leaf in leaves.items() if is_array(leaf) and p not in paths]
-    if lacking and len(stray) < len(paths):
-        names = Mismatch(lacking, stray)
-        text = names.text("name", "the updates have", to="the tree of params")
-        return (
-            f"The updates were made for other params. {text}\n"
-            "Pass the params that were differentiated: update(updates, state, params)."
-        )
-    text = f"The updates have arrays at {listing(stray)}, where the params have none. "
-    if any(path in leaves for path in paths):
-        return text + (
-            "If one variable is there under two paths, JAX's own grad has untied "
-            "it: differentiate the params of treeadapt.split, or use nnx.grad."
-        )
-    return text + (
-        f"The params have {listing(leaves, limit=3)}: these are not gradients of "
-        "theirs. The order is update(updates, state, params)."
+    text = Mismatch(lacking, stray).text("name", "the updates have", to="the params")
+    return (
+        f"These updates are not gradients of these params. {text}\nPass the params "
+        "that were differentiated: update(updates, state, params). If a variable is "
+        "there under two paths, JAX's own grad has untied it: use nnx.grad, or "
+        "differentiate the params of treeadapt.split."
     )
 
 

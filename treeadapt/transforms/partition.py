@@ -33,7 +33,6 @@ from treeadapt.selection.whole import Question, WholeTree, in_force
 from treeadapt.state_map import fast_params
 from treeadapt.transforms.adapt import (
     is_transformation,
-    note_missing_extra,
     run_flat,
     unlike_transformation,
     with_extra_args,
@@ -391,12 +390,7 @@ def update_groups(
             backs = {n: functools.partial(merged, v) for n, v in shaped.items()}
             narrowed |= callbacks_on_flat(extra, back, backs, narrow)
         part = _take(updates, group)
-        try:
-            new, after = tx.update(part, state[label], shown, **narrowed)
-        except TypeError as error:
-            whose = f" of {label!r}" if label else ""
-            note_missing_extra(error, tx, narrowed, whose)
-            raise
+        new, after = tx.update(part, state[label], shown, **narrowed)
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(
                 "A transformation of some leaves gives no updates for "
@@ -484,16 +478,11 @@ def _as_table(rules: Any) -> Rules:
 
 
 def _no_rules(rules: Any) -> TransformError:
-    if isinstance(rules, str):
-        return TransformError(
-            f"Rules are a table, such as {{'encoder': 'frozen', '**': 'train'}}; got "
-            f"{describe_argument(rules)}. A file of rules is read by "
-            "treeadapt.load_rules(path)."
-        )
     return TransformError(
-        f"No rules can be read from this {type(rules).__name__}. Rules give plain "
-        'names, as {"encoder": "frozen", "**": "train"} does; if this is a tree of '
-        "labels, wrap it: treeadapt.lift(labels)."
+        f"No rules can be read from {describe_argument(rules)}. Rules give plain "
+        'names, as {"encoder": "frozen", "**": "train"} does. A file of rules is read '
+        "by treeadapt.load_rules(path); a tree of labels is wrapped: "
+        "treeadapt.lift(labels)."
     )
 
 
@@ -511,14 +500,10 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
                 "partition takes {label: transformation} and then the rules: "
                 'partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
             )
-    if FROZEN in transforms:
+    if reserved := [label for label in (FROZEN, STATIC) if label in transforms]:
         raise TransformError(
-            'The label "frozen" is reserved: such leaves do not move, have no state '
-            "and need no transformation. Leave it out, or choose another label."
-        )
-    if STATIC in transforms:
-        raise TransformError(
-            "STATIC labels leaves that are not arrays, which never train."
+            f"The label {reserved[0]!r} is reserved: such leaves do not move, have no "
+            "state and need no transformation. Leave it out, or choose another label."
         )
     # Optax 0.2.8 accepts all of these, and fails later or does nothing.
     kinds = sorted({type(label).__name__ for label in transforms})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -53,12 +51,12 @@ def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
         Array([[ 1.],
                [10.]], dtype=float32)
     """
-    factors = rules if isinstance(rules, BoundRules) else _with_arrays(rules)
+    factors = _read_factors(rules)
 
     def init(whole: WholeTree | None, params: Any) -> optax.EmptyState:
         if whole is not None:
             flat = fast_params(params)
-            by_leaf = _answers(factors, whole, list(flat))
+            by_leaf = factors.answer(whole, list(flat))
             for (path, leaf), factor in zip(flat.items(), by_leaf, strict=True):
                 _checked(path, leaf, factor)
         return optax.EmptyState()
@@ -66,7 +64,7 @@ def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
     def update(
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, _: FlatDict
     ) -> tuple[FlatDict, Any]:
-        by_leaf = _answers(factors, whole, list(updates))
+        by_leaf = factors.answer(whole, list(updates))
         if params is not None:
             several = [
                 path
@@ -83,43 +81,22 @@ def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
     return run_flat(factors, init, update, moving=lambda whole, flat: ())
 
 
-def _answers(
-    rules: Rules | BoundRules, whole: WholeTree, paths: Sequence[str]
-) -> list[Any]:
-    """Return a factor for each leaf.
-
-    Raises:
-        TransformError: several are for an array of layers, of which the leading axis is
-            not that of the unrolled model.
-    """
-    factors = rules.answer(whole, paths)
-    if rules.stacks and whole.layers is None:
-        several = {
-            whole.stored_path(path): path
-            for path, factor in zip(paths, factors, strict=True)
-            if not isinstance(factor, Split) and np.ndim(_values(factor))
-        }
-        axes = rules.stacks.axes(whole.view, is_part=True) if several else ()
-        for path, along in zip(whole.view.plan.paths, axes, strict=False):
-            if along and path in several:
-                raise TransformError(
-                    f"The factors of {several[path]!r} are several, and the array "
-                    "holds layers. With stacks=, give each rule one number.",
-                    paths=[several[path]],
-                )
-    return factors
-
-
-def _with_arrays(rules: Any) -> Rules:
-    table = as_rules(rules)
-    values = zip(
-        [*table.names[:-1], "default="], (*table.values, table.default), strict=True
-    )
-    if none := [who for who, value in values if value is None]:
-        raise TransformError(
-            f"None is not a factor ({none[0]}). Write 1.0 for leaves that stay as they "
-            "are."
-        )
+def _read_factors(rules: Any) -> Rules | BoundRules:
+    table = rules.rules if isinstance(rules, BoundRules) else as_rules(rules)
+    values = (*table.values, table.default)
+    for who, value in zip([*table.names[:-1], "default="], values, strict=True):
+        if value is None:
+            raise TransformError(
+                f"None is not a factor ({who}). Write 1.0 for leaves that stay as they "
+                "are."
+            )
+        if table.stacks and np.ndim(_as_array(value)):
+            raise TransformError(
+                f"The factors of a rule are several ({who}), and arrays hold layers. "
+                "With stacks=, give each rule one number."
+            )
+    if isinstance(rules, BoundRules):
+        return rules
     return Rules(
         [(where, _as_array(value)) for where, value in table.pairs],
         **table.options | {"default": _as_array(table.default)},
@@ -174,12 +151,6 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     if isinstance(factor, Split):
         sizes = factor.region.sizes
         axes = [each.axis for each in factor.region.along]
-        if scale.size != math.prod(sizes):
-            raise TransformError(
-                f"The factors of the layers of {path!r} are not one number each: "
-                f"{factor}. With stacks=, give each rule one number.",
-                paths=[path],
-            )
         if sizes != tuple(map(dict(enumerate(leaf.shape)).get, axes)):
             raise TransformError(
                 f"The update of {path!r} is {describe(leaf)}, which does not hold the "

@@ -185,33 +185,9 @@ def patterns_held(tx: Any) -> Iterator[str]:
             yield from thing.patterns()
 
 
-def arguments_required(tx: Any) -> Iterator[str]:
-    """Yield the names of the extra arguments that updates in a transformation need.
-
-    Example:
-        >>> list(arguments_required(optax.chain(optax.polyak_sgd(), optax.scale(2.0))))
-        ['value']
-    """
-    for _, fn in _everything(tx):
-        if isinstance(fn, types.FunctionType) and "update" in fn.__name__:
-            code, defaults = fn.__code__, fn.__kwdefaults__ or {}
-            names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-            yield from (name for name in names if name not in defaults)
-
-
 def name_of(fn: Any) -> str:
     """Return what to call a function in a message."""
     return getattr(fn, "__qualname__", type(fn).__name__)
-
-
-def code_of(fn: Any) -> types.CodeType | None:
-    """Return the code that runs when ``fn`` is called, if it is Python's."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    plain = inspect.unwrap(fn)
-    if not hasattr(plain, "__code__"):
-        plain = type(fn).__call__
-    return getattr(plain, "__code__", None)
 
 
 def _everything(tx: Any, *, into_trees: bool = True) -> Iterator[tuple[bool, Any]]:
