@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from command import invoke
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_slices import counted
@@ -134,16 +133,6 @@ def test_sources_of_a_fused_layout_are_read_whole_and_once(
         equal(found, wanted)
         assert {*table.plan(leaves, likes).gathered} == wanted.keys()
         assert sum(counts) == sum(leaf.nbytes for leaf in leaves.values())
-
-
-def test_explain_says_where_an_index_goes(tmp_path):
-    table, _, length = FUSED["groups of heads"]
-    ta.save(tmp_path / "w.safetensors", {"w": numbers(length, E)})
-    (tmp_path / "m.toml").write_text(ta.Migration(table, sizes=SIZES).to_toml())
-    shown = invoke(
-        "explain", tmp_path / "w.safetensors", "k", "--migration", tmp_path / "m.toml"
-    )
-    assert f"'w'[g*{(R + 2) * D} + d + {R * D}, e] -> 'k'[g*{D} + d, e]" in shown.stdout
 
 
 def test_a_size_that_does_not_divide_is_shown_with_the_bracket():

@@ -158,8 +158,7 @@ def exchanges(
 ) -> Iterator[tuple[Row, Row, bool]]:
     """Yield two rows with paths of each other, and whether these are of the targets.
 
-    Each keeps its own axes. The paths of one side change places, or a path and one of a
-    list of the other row.
+    Each keeps its own axes.
 
     Args:
         one: a row.
@@ -167,47 +166,20 @@ def exchanges(
         sizes: of the table.
 
     Example:
-        >>> gate, down = parse_row("{p=a,b}.w", "{p}/k"), parse_row("c.w", "c/k")
-        >>> [first.both for first, *_ in exchanges(gate, down, {})]
-        ["'{p=c,b}.w' -> '{p=a,b}/k'", "'{p=a,c}.w' -> '{p=a,b}/k'"]
+        >>> gate, up = parse_row("a : i o", "gate : i o"), parse_row("b", "up")
+        >>> [first.both for first, *_ in exchanges(gate, up, {})]
+        ["'b : i o' -> 'gate : i o'", "'a : i o' -> 'up : i o'"]
     """
     if one.function or two.function:
         return
     first, second = _Sketch.of(one), _Sketch.of(two)
-    edited = [
-        (first.with_paths(side, others), second.with_paths(side, paths), side == 1)
-        for side in (0, 1)
-        for paths, others in [(first.paths(side), second.paths(side))]
-        if len(paths) == len(others)
-    ]
-    edited += ((a, b, False) for a, b in _with_other_text(first, second))
-    edited += ((a, b, False) for b, a in _with_other_text(second, first))
-    for left, right, is_target in edited:
-        rows = left.row(sizes), right.row(sizes)
-        if rows[0] is not None and rows[1] is not None:
-            yield rows[0], rows[1], is_target
-
-
-def _with_other_text(
-    first: _Sketch, second: _Sketch
-) -> Iterator[tuple[_Sketch, _Sketch]]:
-    """Yield two rows of which the first takes what the second took as one text."""
-    if len(first.sides[0]) != 1 or len(second.sides[0]) != 1:
-        return
-    (path,), (other,) = first.paths(0), second.paths(0)
-    for match in _LISTED.finditer(path):
-        before, after = path[: match.start()], path[match.end() :]
-        text = other.removeprefix(before).removesuffix(after)
-        if before + text + after != other or not _PLAIN.fullmatch(text):
-            continue
-        texts, key = match[1].split(","), match[0][1:].partition("=")[0]
-        # The other side names its texts itself, where it took those of this one.
-        target = [one.replace(f"{{{key}}}", match[0]) for one in first.paths(1)]
-        for each in [] if text in texts else texts:
-            listed = ",".join(text if one == each else one for one in texts)
-            new = f"{before}{{{key}={listed}}}{after}"
-            taken = first.with_paths(0, [new]).with_paths(1, target)
-            yield taken, second.with_paths(0, [before + each + after])
+    for side in (0, 1):
+        paths, others = first.paths(side), second.paths(side)
+        if len(paths) == len(others):
+            left = first.with_paths(side, others).row(sizes)
+            right = second.with_paths(side, paths).row(sizes)
+            if left is not None and right is not None:
+                yield left, right, side == 1
 
 
 def tied(row: Row, path: str, sizes: Mapping[str, int]) -> Iterator[Alternative]:
@@ -321,7 +293,6 @@ def _edits(
             for order, why in _orders(every[0][1]):
                 yield sketch.with_side(side, tuple((p, order) for p, _ in every)), why
     yield from _halves(sketch)
-    yield from _with_scales(sketch)
 
 
 def _with_other_values(sketch: _Sketch, rank: int) -> Iterator[tuple[_Sketch, str]]:
@@ -341,18 +312,6 @@ def _with_other_values(sketch: _Sketch, rank: int) -> Iterator[tuple[_Sketch, st
         if number != offset:
             shifted = values | ({"offset": number} if number else {})
             yield dataclasses.replace(sketch, values=shifted), f"an offset of {number}"
-
-
-def _with_scales(sketch: _Sketch) -> Iterator[tuple[_Sketch, str]]:
-    """Yield a row with the root of a size as a factor, or its inverse."""
-    if "scale" in sketch.values or sketch.undoes:
-        return
-    axes = sketch.sides[1][0][1] if sketch.sides[1] else ()
-    names = [name for name in every_name(axes) if name != REST]
-    for power in ("0.5", "-0.5") if len(axes) > 1 and names else ():
-        factor = f"{names[-1]}**{power}"  # of an embedding, or of each head
-        values = {**sketch.values, "scale": factor}
-        yield dataclasses.replace(sketch, values=values), f"times {factor}"
 
 
 def _other_paths(path: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -28,12 +27,12 @@ from treeadapt.migrations.casting import (
 )
 from treeadapt.migrations.group import Group, Taken, shape_of, size_bytes
 from treeadapt.migrations.operations import Values
-from treeadapt.migrations.problems import Problems, nearest
+from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import decompose
-from treeadapt.names import Speller, listing, natural, plural, size_text
+from treeadapt.names import listing, natural, plural, size_text
 
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 MAX_GROWTH = 32  # bytes that arrays become, for each byte of theirs
@@ -65,10 +64,7 @@ class GroupMaker:
         source: shapes and dtypes by path.
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
-        hint: what to do with leaves after the last whole block.
         is_partial: whether the result may have more than ``target`` shows.
-        hints: which path of the target is nearest to one that it lacks, by that path
-            without its numbers, so that messages can be folded.
     """
 
     row: Row
@@ -77,9 +73,7 @@ class GroupMaker:
     source: Specs
     target: Specs | None
     problems: Problems
-    hint: str = ""
     is_partial: bool = False
-    hints: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sizes = {**self.sizes, **self.row.sizes}
@@ -89,13 +83,8 @@ class GroupMaker:
         counts = self._counts(matches)
         if counts is None:
             return []
-        total = self.problems.num_made + len(matches) * len(self.row.targets)
-        if self._renames and total <= MAX_LEAVES:
-            self.problems.num_made = total
-            groups = [self._renamed(each) for each in matches]
-        else:
-            groups = [*self._moved(matches, counts)]
-            self._check_inner(groups)
+        groups = [*self._moved(matches, counts)]
+        self._check_inner(groups)
         return sorted(groups, key=lambda group: natural(group.targets[0][0]))
 
     def _check_inner(self, groups: Sequence[Group]) -> None:
@@ -136,21 +125,6 @@ class GroupMaker:
                     self.row,
                     leaves=[*firsts.values()],
                 )
-
-    @property
-    def _renames(self) -> bool:
-        """Whether each leaf is a group by itself, and goes on as it is."""
-        every = (*self.row.sources, *self.row.targets)
-        captures = itertools.chain(*(each.path.captures for each in every))
-        is_one = len(self.row.sources) == 1 and not self.row.moves
-        return is_one and all(len(each.names) == 1 for each in captures)
-
-    def _renamed(self, match: Taken) -> Group:
-        """Plan a leaf that is only renamed, in half the time of other groups."""
-        row, spec = self.row, self.source[match.path]
-        targets = tuple((a.path.fill(match.captures, {}),) for a in row.targets)
-        specs = (None if row.function else spec,) * len(targets)
-        return Group(row, self.place, ((match.path,),), targets, None, specs)
 
     def _moved(self, matches: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
         """Plan leaves of which several may be in one group."""
@@ -213,20 +187,7 @@ class GroupMaker:
             counts |= {name: sizes[name] for name in others}
             block = math.prod(sizes[name] for name in others)
             counts[first] = number // block + 1
-            self.hint = self._remainder(matches, names, (number + 1) // block * block)
         return counts
-
-    def _remainder(
-        self, matches: Sequence[Taken], names: Sequence[str], start: int
-    ) -> str:
-        """Propose a row for the leaves after the last whole block."""
-        key = f"({' '.join(names)})"
-        paths = [
-            each.path for each in matches if int(each.captures.get(key, -1)) >= start
-        ]
-        text = self.row.sources[0].path.text.replace(f"{{{key}}}", f"{{n+{start}}}")
-        named = f"; {listing(paths, limit=2)} are not a whole block: take them in a row"
-        return f"{named} above, {text!r:.200}" if paths else ""
 
     def _firsts(self, values: Shared, sizes: Sizes) -> Iterator[tuple[Address, str]]:
         """Yield each address of the target, and the path of the first leaf there.
@@ -276,7 +237,7 @@ class GroupMaker:
         missing = self._missing(values, leaves, counts)
         if missing:
             paths = itertools.chain(*(by_index.values() for by_index in leaves))
-            text = f"{listing(paths, limit=2)} without {listing(missing)}{self.hint}"
+            text = f"{listing(paths, limit=2)} without {listing(missing)}"
             if is_whole:
                 cure = "" if self.target else "pass a target, or "
                 text += f"; if none is missing, {cure}write two rows"
@@ -611,11 +572,7 @@ class GroupMaker:
         if not lacking or self.is_partial:
             return f"{text}, and the target does not show it; write it in sizes="
         self.problems.lacking += lacking
-        key = re.sub("[0-9]+", "0", lacking[0])
-        if key not in self.hints and len(self.hints) < _SHOWN:
-            self.hints[key] = nearest(Speller(), lacking[0], [*self.target], "is")
-        hint = self.hints.get(key, "")
-        return f"{text}: the target has no {listing(lacking)}{hint}"
+        return f"{text}: the target has no {listing(lacking)}"
 
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
         raise _UnplannedError(kind, text)

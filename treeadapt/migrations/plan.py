@@ -1,7 +1,6 @@
 """Plans: what a migration would do, before any array is read.
 
-``explanation`` gives lines about one leaf, of the source or of the result: where an
-index of it goes, as arithmetic on the names of the row.
+``explanation`` gives lines about one leaf, of the source or of the result.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.html_table import html_table
 from treeadapt.migrations.alternatives import swappable
-from treeadapt.migrations.axes import REST, Axis
+from treeadapt.migrations.axes import REST
 from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
-from treeadapt.migrations.operations import Pads
 from treeadapt.migrations.planning import assign, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
-from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.templates import BELOW
 from treeadapt.names import fold, listing, plural, size_text
 from treeadapt.paths import SEPARATOR
@@ -420,14 +417,16 @@ def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]
         row 1: 'layers.{l}.q : (h d) e' -> 'q : l e h d'
         captures: l = 3
         sizes: l=5, h=2, d=4, e=3
-        'layers.3.q'[h*4 + d, e] -> 'q'[3, e, h, d]
+        'layers.{0..4}.q' -> 'q'
     """
     for group in plan.groups:
-        for is_source, side in ((True, group.sources), (False, group.targets)):
-            for number, paths in enumerate(side):
-                if path in paths:
-                    yield f"row {start + group.place + 1}: {group.row.both}"
-                    yield from _leaf_lines(group, number, path, is_source=is_source)
+        addresses = (*group.row.sources, *group.row.targets)
+        for address, paths in zip(
+            addresses, (*group.sources, *group.targets), strict=True
+        ):
+            if path in paths:
+                yield f"row {start + group.place + 1}: {group.row.both}"
+                yield from _leaf_lines(group, address, path)
     if path in plan.dropped:
         rows = enumerate(plan.rows)
         place = next(n for n, row in rows if row.drops and row.takes(path))
@@ -440,42 +439,20 @@ def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]
         yield f"{listing([path])} is not an array, and left out"
 
 
-def _leaf_lines(
-    group: Group, number: int, path: str, *, is_source: bool
-) -> Iterator[str]:
-    row, move = group.row, group.move
-    captured = _captured((row.sources if is_source else row.targets)[number], path)
-    if captured:
+def _leaf_lines(group: Group, address: Address, path: str) -> Iterator[str]:
+    """Yield what is done with a leaf at one address, and with what moves with it."""
+    row = group.row
+    if captured := _captured(address, path):
         yield f"captures: {captured}"
-    if move is None:
-        how = "as it is" if row.function is None else "by a function"
-        yield f"{listing(group.source_paths)} -> {listing(group.filled)}, {how}"
-        return
     if sizes_text(group):
         yield f"sizes: {sizes_text(group)}"
     for name, value in row.values.typed().items():
         yield f"{name}{' undone' if row.values.undoes else ''}: {value}"
-    layout = (move.sources if is_source else move.targets)[number]
-    paths = (group.sources if is_source else group.targets)[number]
-    every = zip(paths, move.indices(layout.numbers), strict=True)
-    fixed = next(numbers for one, numbers in every if one == path)
-
-    def place(layout: Layout, paths: Sequence[str], part: int, pads: Pads) -> str:
-        """Write which leaves are at an address, and where in them an index is."""
-        names = [
-            path
-            for path, numbers in zip(paths, move.indices(layout.numbers), strict=True)
-            if numbers.items() <= {**numbers, **fixed}.items()
-        ]
-        index = ", ".join(_index(move, axis, part, fixed, pads) for axis in layout.axes)
-        return f"{listing(fold(names), limit=2)}[{index}]"
-
-    pads = [move.values.pads(is_source=is_source) for is_source in (True, False)]
-    for s, one, t, two in move.pieces:
-        if number == (s if is_source else t):
-            left = place(move.sources[s], group.sources[s], one, pads[0])
-            right = place(move.targets[t], group.targets[t], two, pads[1])
-            yield f"{left} -> {right}"
+    how = ", by a function" if row.function else ", as it is" * (group.move is None)
+    sides = (
+        listing(fold([*side]), limit=2) for side in (group.source_paths, group.filled)
+    )
+    yield f"{' -> '.join(sides)}{how}"
 
 
 def _captured(address: Address, path: str) -> str:
@@ -488,23 +465,3 @@ def _captured(address: Address, path: str) -> str:
         is_other = isinstance(value, int) and text != str(value)
         texts[each.key] = f"{each.key} = {text}{f' ({value})' if is_other else ''}"
     return ", ".join(texts.values())
-
-
-def _index(
-    move: Move, axis: Axis, part: int, fixed: Mapping[str, int], pads: Pads
-) -> str:
-    """Write the index along an axis as a sum over names."""
-    start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
-    terms: list[str] = []
-    factor = 1
-    product = axis.product(part)
-    for place, name in reversed([*enumerate(product, 1)]):
-        if place == axis.before:
-            factor = move.width(axis)
-        if name in fixed:
-            start += fixed[name] * factor
-        else:
-            text = name.replace(REST, "i").replace(" ", "")
-            terms.insert(0, text if factor == 1 else f"{text}*{factor}")
-        factor *= move.size[name]
-    return " + ".join(terms + [str(start)] * (start > 0 or not terms))
