@@ -76,66 +76,55 @@ def test_lint_without_a_tree_or_an_optimizer_asks_for_a_tree(tmp_path, rules):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says", "line"),
+    ("old", "new", "says"),
     [
         (
             'type = "adamw"',
             'type = "adamw"\nmask = ["**/kernel", "**/kernle"]',
             "optimizers.decay.mask: '**/kernle' reaches none of the 3 arrays that "
             "decay trains",
-            "mask = ",
         ),
         (
             'type = "adamw"',
             'type = "adamw"\nmask = ["**", "!**/bais"]',
             "optimizers.decay.mask: '!**/bais' reaches no array",
-            "mask = ",
         ),
         (
             'type = "adam"\n',
             'type = "masked"\nmask = "**/kernel"\ninner = {type = "sgd", '
             'learning_rate = { given = "rate" }}\n[given.x]\n',
             "optimizers.no_decay.mask: '**/kernel' reaches none of the 5 arrays",
-            "mask = ",
         ),
         (
             'type = "clip_by_global_norm"\nmax_norm = 1.0',
             'type = "scale_by_rules"\nrules = { "h/7" = 1.0, "**" = 1.0 }',
             "optimizer.opt[0].rules: 'h/7' reaches none of the 8 arrays that train",
-            "rules = ",
         ),
         (
             'type = "clip_by_global_norm"\nmax_norm = 1.0',
             'type = "clip_by_global_norm"\nmax_norm = -1',
             "optimizer.opt[0].max_norm: -1 is less than 0",
-            "max_norm = ",
         ),
         (
             'type = "partition"',
             'type = "sgd"\nlearning_rate = 1',
             "optimizer: put ",
-            "[optimizer]",
         ),
         (
             'type = "clip_by_global_norm"\nmax_norm = 1.0',
             'type = "scale_by_muon"\n[optimizer.opt.weight_dimension_numbers]\n'
             '"**/kernel" = { output_axis = 2 }\n"**" = "none"',
             "'h/0/attn/c_attn/kernel' has 2 axes, which lack one of",
-            "[optimizer.opt.weight_dimension_numbers]",
         ),
     ],
 )
-def test_lint_with_a_tree(rules, model, old, new, says, line):
+def test_lint_with_a_tree(rules, model, old, new, says):
     text = GPT2_FILE.replace(old, new, 1)
     if "[given.x]" in text:  # what follows the table of no_decay
         text = re.sub(r"\[given\.x\]\n.*?(?=\n\[)", "", text, flags=re.DOTALL)
     rules.write_text(text)
     out = run("lint", model, "--rules", rules, *STEPS, code=1)
     assert f"optimizer: {says}" in out or says in out
-    out = run("lint", model, "--rules", rules, *STEPS, "--format", "github", code=1)
-    (found,) = {x for x in out.splitlines() if says in x}
-    number = re.search(r"line=(\d+),title=optimizer table", found)[1]
-    assert text.splitlines()[int(number) - 1].startswith(line)
 
 
 def test_lint_tries_one_step(rules, model):

@@ -32,9 +32,7 @@ from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
     CHECK,
     KINDS,
-    as_options,
     leads_other_way,
-    linted,
     notes,
     planned,
     read_migration,
@@ -47,7 +45,7 @@ from treeadapt.migrations.rows import unchecked_text
 from treeadapt.names import listing, plural
 from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
-from treeadapt.reports.summary import Finding, habits, summarize
+from treeadapt.reports.summary import Finding, findings, habits, summarize
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import Decision
 from treeadapt.selection.rules import Rules, load_rules
@@ -202,7 +200,7 @@ def show(
         memory_kind=memory_kind,
         statics=statics,
     )
-    notes = list(map(as_options, summary.notes))
+    notes = list(summary.notes)
     tied = (row.path for row in summary.rows if row.path in source.ties)
     if pairs := [f"{path!r} is {source.ties[path]!r}" for path in tied]:
         shown = listing(pairs, limit=3, write=str)
@@ -260,24 +258,22 @@ def lint(
     """Check rules, or a migration, against TREE: exit code 1 if anything is wrong.
 
     Finds leaves without a rule, rules that match nothing or are unreachable, overlaps
-    that they refuse, and rules that match in some but not all of numbered layers. With
-    --migration, finds all that keeps TREE from becoming one like TARGET and back, and
-    notes what shapes cannot show. Of optimizers in a rules file, all that is wrong, and
-    with TREE also masks that reach nothing and what one step raises; without TREE only
-    these are checked. As "github", findings are annotations of the file in a pull
-    request.
+    that they refuse. With --migration, finds all that keeps TREE from becoming one like
+    TARGET and back, and notes what shapes cannot show. Of optimizers in a rules file,
+    all that is wrong, and with TREE also masks that reach nothing and what one step
+    raises; without TREE only these are checked. As "github", findings are annotations
+    of the file in a pull request.
     """
     faults: list[Finding] = []
-    table: Any = []
     hints: list[str] = []
     among, params = "the tables", None
     if isinstance(outcome, Decision):
-        faults, hints = [*linted(outcome)], habits(outcome)
-        table, params = outcome.rules, outcome.stored.tree
+        faults, hints = [*findings(outcome)], habits(outcome)
+        params = outcome.stored.tree
         among = plural(sum(outcome.is_array), "array")
     elif outcome is not None:
         plan, faults = outcome
-        table, among = plan.rows, plural(len(plan.source), "array")
+        among = plural(len(plan.source), "array")
         hints = [] if faults else [*notes(plan)]
     if optimizers is not None:
         fits = not faults
@@ -288,7 +284,7 @@ def lint(
     if form == "json":
         printing.print_json([dataclasses.asdict(each) for each in faults])
     elif form == "github":
-        printing.print_annotations(faults, table, file)
+        printing.print_annotations(faults, file)
     else:
         printing.print_findings(faults, left_out, among)
         for hint in hints:

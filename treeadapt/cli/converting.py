@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from treeadapt.checkpoints import orbax_folder
-from treeadapt.cli.lint import MILD, as_options, planned, read_migration
+from treeadapt.cli.lint import MILD, planned, read_migration
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
@@ -177,7 +177,7 @@ def fitting_migration(
             fitting[file] = table, plan
             continue
         others = f"; {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
-        miss = f"{wrong[0].kind}: {as_options(wrong[0].line)}{others}"
+        miss = f"{wrong[0].kind}: {wrong[0].line}{others}"
         misses.append(f"{listing([file])}: {miss}" if len(files) > 1 else miss)
     if len(fitting) > 1:
         raise MigrationError(

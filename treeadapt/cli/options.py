@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from treeadapt._version import __version__
-from treeadapt.cli.lint import as_options
 from treeadapt.errors import TreeAdaptError
 from treeadapt.names import listing
 from treeadapt.reports.words import printable
@@ -103,7 +102,7 @@ def _short_errors() -> Iterator[None]:
             wording += ". A rules file comes after --rules, a table after --migration."
         raise Failure(f"{wording}\nTry '{command} --help'.") from error
     except TreeAdaptError as error:
-        raise Failure(as_options(str(error))) from error
+        raise Failure(str(error)) from error
     except KeyboardInterrupt as error:
         raise Failure("Interrupted.", _INTERRUPTED) from error
     except Exception as error:

@@ -6,22 +6,18 @@ terminal has them, or as JSON. Reads no file and decides no exit code.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 from jax.sharding import PartitionSpec
 
-from treeadapt.migrations.rows import Row
 from treeadapt.names import plural, size_text
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
@@ -38,13 +34,8 @@ from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
-from treeadapt.selection.rules import Rules
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
-_START = r"(?:^|[{,])\s*"  # of a key in TOML or JSON
-_HEAD = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\[\]]+?)\s*\]")
-_NAME = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)"""
-_KEY = re.compile(rf"\s*(?P<name>{_NAME})\s*=")
 
 
 def bar(label: str, length_bytes: int) -> Any:
@@ -178,79 +169,13 @@ def print_findings(
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
-def print_annotations(
-    faults: Sequence[Finding], table: Rules | Sequence[Row], file: str
-) -> None:
-    """Print what is wrong as GitHub's annotations of a file of rules, or of rows."""
-    text = Path(file).read_text("utf-8")
-    noun = "rule" if isinstance(table, Rules) else "row"
-    numbers = _rule_lines if isinstance(table, Rules) else _row_lines
-    lines = numbers(text, table)
+def print_annotations(faults: Sequence[Finding], file: str) -> None:
+    """Print what is wrong as GitHub's annotations of a file."""
+    place = f"file={_escaped(file, ':,')}"
     for each in faults:
-        place = f"file={_escaped(file, ':,')}"
-        number = each.rule or each.row
-        line = lines[number - 1] if number is not None else _place_line(text, each.text)
-        place += f",line={line}" if line else ""
-        wording = _escaped(printable(each.line))
-        title = f"{each.kind} {'table' if each.kind == 'optimizer' else noun}"
-        click.echo(f"::error {place},title={title}::{wording}")
-
-
-def _rule_lines(text: str, rules: Any) -> list[int]:
-    """Return the line of each rule in the text of a file; 0 where it is not found."""
-    table = re.search(r"""\[rules\]|\brules["']?\s*[=:]""", text)
-    start = table.end() if table else 0
-    line_of: dict[str, int] = {}
-    for name, line in _typed(text, rf"{_START}(?P<text>{_NAME})\s*[=:]", start):
-        line_of.setdefault(name, line)
-    patterns = (next(selector.patterns(), "") for selector in rules.selectors)
-    return [line_of.get(pattern, 0) for pattern in patterns]
-
-
-def _row_lines(text: str, rows: Any) -> list[int]:
-    """Return the line of each row in the text of a file; 0 where it is not found."""
-    head = rf"""{_START}["']?(?:from|drop)["']?\s*[=:]\s*\[?\s*"""
-    typed = [*_typed(text, f"{head}(?P<text>{_NAME})")]
-    if [name for name, _ in typed] == [row.sources[0].text for row in rows]:
-        return [line for _, line in typed]
-    line_of = dict(reversed(typed))  # the rows are read backwards
-    return [line_of.get(row.targets[0].text, 0) if row.targets else 0 for row in rows]
-
-
-def _place_line(text: str, finding: str) -> int:
-    """Return the line of the table or key of TOML at which a finding is; 0 for none."""
-    place, table, array_sizes = f"{finding.partition(': ')[0]}.", "", Counter[str]()
-    length, best = 0, 0
-    for number, line in enumerate(text.splitlines(), 1):
-        head, key = _HEAD.match(line), _KEY.match(line)
-        if head:
-            table = head["name"]
-            for array, size in array_sizes.items():
-                if table.startswith(f"{array}."):
-                    table = f"{array}[{size - 1}]{table.removeprefix(array)}"
-            if head["array"]:
-                array_sizes[table] += 1
-                table += f"[{array_sizes[table] - 1}]"
-        if not head and not key:
-            continue
-        here = table if head else f"{table}.{key['name'] if key else ''}".lstrip(".")
-        if length < len(here) and place.startswith((f"{here}.", f"{here}[")):
-            length, best = len(here), number
-    return best
-
-
-def _typed(text: str, form: str, start: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield names as they are meant, and their lines, where a file has some form."""
-    line, end = 1 + text.count("\n", 0, start), start
-    for match in re.compile(form, re.MULTILINE).finditer(text, start):
-        line, end = line + text.count("\n", end, match.end("text")), match.end("text")
-        name = match["text"]
-        if name[0] == '"':
-            with contextlib.suppress(ValueError):  # of what only TOML escapes
-                name = json.loads(name)
-        elif name[0] == "'":
-            name = name[1:-1]
-        yield name, line
+        row = f"row {each.row}: " if each.row else ""
+        wording = _escaped(printable(f"{row}{each.line}"))
+        click.echo(f"::error {place},title={each.kind}::{wording}")
 
 
 def print_diff(difference: TreeDiff) -> None:

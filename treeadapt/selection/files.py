@@ -9,11 +9,9 @@ refused unless they are allowed, and every failure is a ``RulesFileError``. See
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -41,12 +39,6 @@ _LABELS = (
 
 _LARGEST = "shard_largest"
 _REST = "..."  # all axes that a spec does not name
-# What messages say of stacks: a dict of texts, numbers and pairs.
-_STACKS = re.compile(
-    r"(Rules\(\.\.\., )?stacks=(\{(?:[^{}'\"]|'(?:[^'\\]|\\.)*'"
-    r"|\"(?:[^\"\\]|\\.)*\")*\})(?(1)\))"
-)
-
 FIELDS = {
     "rules": FileField(
         "a table", '[rules] above "**/bias" = "no_decay"', is_required=True
@@ -151,31 +143,6 @@ def read_stacks(table: Mapping[str, Any]) -> dict[str, Any]:
         key: None if axis is False else tuple(axis) if isinstance(axis, list) else axis
         for key, axis in table.items()
     }
-
-
-def stacks_in_file(text: str) -> str:
-    """Write what a message says of ``stacks=`` as a rules file has it.
-
-    Example:
-        >>> print(stacks_in_file("If it holds no layers, add stacks={'h/b': None}."))
-        If it holds no layers, add "h/b" = false in [stacks].
-    """
-
-    def written(match: re.Match[str]) -> str:
-        try:
-            table = ast.literal_eval(match[2])
-            entries = []
-            for key, axis in table.items():
-                entries.append(RULES_FILE.string(key))
-                if axis is not Ellipsis:
-                    value = RULES_FILE.value(False if axis is None else axis)
-                    entries[-1] += f" = {value}"
-        except (ValueError, SyntaxError):  # of what a file cannot hold
-            return match[0]
-        return f"{' and '.join(entries)} in [stacks]"
-
-    text = _STACKS.sub(written, text)
-    return text.replace('("blocks_{l}", 0), or None', '["blocks_{l}", 0], or false')
 
 
 def check_patterns(

@@ -633,8 +633,7 @@ def rules_of(
     try:
         return Rules(pairs, **options)
     except (RulesError, SelectorError, StackError) as error:  # of an option
-        text = files.stacks_in_file(str(error))
-        raise RulesFileError(f"Rules file {str(path)!r}: {text}") from error
+        raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
 
 
 def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:
