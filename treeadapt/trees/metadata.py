@@ -119,8 +119,9 @@ def node_data(structure: Any) -> tuple[Any, ...]:
     """Return the metadata of all nodes of a treedef or ``Recipe``.
 
     Returns:
-        The parts of what JAX keeps of each node, children first, in one row: two equal
-        structures have them at equal places. They are the caller's own objects.
+        One tuple of what JAX keeps of each node, its tuples and lists opened once,
+        children first: two equal structures have equal things at equal places. They
+        are the caller's own objects.
 
     Example:
         >>> node_data(jax.tree.structure({"a": [1.0], "b": None}))
@@ -142,7 +143,7 @@ def node_data(structure: Any) -> tuple[Any, ...]:
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether things are the same, or tuples of the same, as JAX makes new."""
+    """Return whether things are the same objects; in tuples, which JAX makes anew."""
     if len(some) != len(others):
         return False
     return all(map(operator.is_, some, others)) or all(
@@ -179,6 +180,7 @@ def _read(things: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         elif cls is float:
             tokens.append((cls, thing.hex()))
         elif id(thing) in seen:
+            # The function marks a number: no value is of such a type.
             tokens.append((_read, seen[id(thing)][0]))
         else:
             seen[id(thing)] = (len(seen), thing)
