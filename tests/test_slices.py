@@ -281,7 +281,7 @@ def same_by_parts(plan, source, result, draw_box):
                     # Numbers of random tables are distinct, but for their copies.
                     read = len(np.unique(np.concatenate([*map(np.ravel, leaves[0])])))
                     needed = len(np.unique(want[place]))
-                    assert part.is_tight or read > needed
+                    assert part.is_tight == (read == needed)
                     used, wanted = used + read, wanted + needed
                 np.testing.assert_array_equal(made, want, strict=True)
     return used, wanted

@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
+
+import numpy as np
 
 from treeadapt.migrations.axes import Axis, Product
 from treeadapt.migrations.running import Layout, Move
@@ -50,6 +52,7 @@ class Part:
         leaf: which of these leaves is wanted.
         picks: its part that is wanted.
         place: where that is in the box.
+        is_tight: whether no more is read than is wanted; repeats are read once.
     """
 
     sources: tuple[SourceBoxes, ...]
@@ -57,6 +60,7 @@ class Part:
     leaf: int
     picks: Box
     place: Box
+    is_tight: bool
 
     @property
     def is_exact(self) -> bool:
@@ -64,15 +68,6 @@ class Part:
         layout = self.move.targets[0]
         made = (*self.move.shape(layout), self.move.count(layout.numbers))
         return math.prod(made) == math.prod(lengths(self.picks))
-
-    @property
-    def is_tight(self) -> bool:
-        """Whether of no source more numbers are read than the part has."""
-        most = math.prod(lengths(self.picks))
-        return all(
-            len(each.leaves) * math.prod(lengths(each.box)) <= most
-            for each in self.sources
-        )
 
 
 def parts_of_box(
@@ -236,7 +231,35 @@ def _part(
     )
     sources = tuple(_source(move, s, one, ranges) for s, one in copies)
     leaf = among((*fixed,), {name: values.start for name, values in fixed.items()})
-    return Part(sources, small, leaf, picks, place)
+    read = {*itertools.chain(*numbers, *axes)}
+    is_tight = small.count(name for name in fixed if name in read) == 1 and all(
+        _is_tight(small, *span, read, move.size) for span in spans
+    )
+    return Part(sources, small, leaf, picks, place, is_tight)
+
+
+def _is_tight(
+    small: Move,
+    product: Product,
+    span: range,
+    names: Collection[str],
+    sizes: Mapping[str, int],
+) -> bool:
+    """Return whether a part reads no more along an axis than a range of it needs.
+
+    Args:
+        small: move of the part.
+        product: names of the axis.
+        span: the range.
+        names: those that the sources have; others are repeated.
+        sizes: of all names in the whole array.
+    """
+    kept = [name for name in product if name in names]
+    if len(kept) == len(product):
+        return small.length(product) == len(span)
+    values = decompose(product, np.asarray(span), sizes)
+    each = zip(*(values[name].tolist() for name in kept), strict=True)
+    return small.count(kept) == (len({*each}) if kept else 1)
 
 
 def _source(move: Move, number: int, part: int, ranges: Ranges) -> SourceBoxes:
