@@ -274,6 +274,29 @@ def test_a_transformation_that_looks_for_modules_finds_them_as_tree(name):
         assert all(jax.tree.leaves(chosen))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        ta.adapt,
+        lambda tx: ta.adapt(optax.chain(optax.clip(1.0), tx)),
+        lambda tx: ta.freeze(tx, "**/bias"),
+        lambda tx: ta.partition({"a": tx}, {"**": "a"}),
+    ],
+    ids=["adapt", "chain", "freeze", "partition"],
+)
+def test_a_transformation_that_tests_for_classes_of_the_model_is_reported(make):
+    model = pairs()["Equinox"]
+    with pytest.warns(
+        ta.UnliftedMaskWarning, match="tests for the class Linear"
+    ) as got:
+        make(orthogonal()).init(model)
+    assert [one.filename for one in got] == [__file__]
+    assert "is_linear" in str(got[0].message)
+    # Nobody looks for these, and a flat dict has lost nothing.
+    for quiet in ([nnx.Param(w())], {"a/b": w(), "c": w()}, ROW["NamedTuple"].make()):
+        ta.adapt(orthogonal()).init(quiet)
+
+
 @pytest.mark.parametrize("name", ["Equinox MLP", "NamedTuple", "nnx.Module"])
 def test_a_state_goes_from_the_flat_dict_to_the_tree_and_back(name):
     model = ROW[name].make()

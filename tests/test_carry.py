@@ -254,15 +254,22 @@ def test_alike_warnings_of_several_groups_are_one_with_a_cure_for_all():
     assert carry_state(after, params, old, reset=cure)[1].warnings == ()
 
 
-def test_another_optimizer_in_several_groups_is_one_warning():
+@pytest.mark.parametrize(
+    ("other", "title"),
+    [
+        (optax.yogi(0.1), "moments below where they start"),
+        (optax.lion(0.1), "moments of another kind"),
+    ],
+)
+def test_another_optimizer_in_several_groups_is_one_warning(other, title):
     params = {name: jnp.ones(2) for name in "abc"}
     groups = {name: name for name in params}
     before = ta.partition(dict.fromkeys("abc", adam), groups)
     old = small_steps(before, params, 10)
-    after = ta.partition(dict.fromkeys("abc", optax.lion(0.1)), groups)
+    after = ta.partition(dict.fromkeys("abc", other), groups)
     _, report = carry_state(after, params, old)
     (text,) = report.warnings
-    assert text.startswith("moments of another kind (3 alike): ")
+    assert text.startswith(f"{title} (3 alike): ")
     cure = [f"inner_states/{name}/0" for name in "abc"]
     assert text.endswith(f"reset={cure}.")
     assert carry_state(after, params, old, reset=cure)[1].warnings == ()
@@ -1167,7 +1174,23 @@ MISREAD = {
     "without their count": (adam, optax.rmsprop(1e-2, centered=True), "lacks count"),
     "under a new count": (optax.rmsprop(1e-2), adam, "adds count, mu"),
     "of another class": (adam, optax.adabelief(1e-2), "is ScaleByBeliefState"),
+    "below the start": (
+        adam,
+        optax.yogi(1e-2),
+        "start at 1e-06 here, and after 10 steps are as low as 1e-08",
+    ),
+    "scaled from now on": (
+        optax.sgd(1e-2, momentum=0.9),
+        optax.rmsprop(1e-2, momentum=0.9),
+        "scaled by nothing and now are by nu",
+    ),
+    "not scaled any more": (
+        optax.rmsprop(1e-2, momentum=0.9),
+        optax.sgd(1e-2, momentum=0.9),
+        "scaled by nu and now are by nothing",
+    ),
 }
+BY_NUMBERS = ("below the start", "scaled from now on", "not scaled any more")
 
 
 @pytest.mark.hazard("F29")
@@ -1182,7 +1205,8 @@ def test_moments_that_lost_their_meaning_are_reported_with_the_cure(kind, form):
         assert report.warnings == ()  # names alone do not say it
         return
     (warning,) = report.warnings
-    assert (words if form == "flat" else "where the new state is ScaleBy") in warning
+    by_class = form != "flat" and kind not in BY_NUMBERS
+    assert ("where the new state is ScaleBy" if by_class else words) in warning
     cure = warning.partition("reset='")[2].partition("'")[0]
     assert carry_state(after, params, saved, reset=cure)[1].warnings == ()
 

@@ -374,4 +374,4 @@ def test_an_error_of_a_function_at_an_update_has_a_note():
     state = tx.init(PARAMS)
     with pytest.raises(KeyError) as caught:
         tx.update(PARAMS, state, PARAMS)
-    assert "doubles) are shown the flat dict" in caught.value.__notes__[0]
+    assert "doubles is shown the flat dict" in caught.value.__notes__[0]

@@ -61,6 +61,7 @@ from treeadapt.state_map import (
     fast_params,
     field_of,
     homes_in,
+    init_of_arrays,
     map_names,
     map_state,
     view_init,
@@ -107,11 +108,10 @@ def carry_state(
     have the shapes of the params (``adafactor``, ``sm3``). Such statistics start fresh,
     too, where an array is cut into other layers.
 
-    A warning says where moments come from an optimizer of another kind, if classes or
-    fields differ. They do not always: ``adam``, ``adamax``, ``adopt`` and ``yogi`` have
-    one state class, and so has the momentum of ``sgd``, ``lars`` and ``rmsprop``. If
-    the optimizer itself has changed, pass ``reset="**"``. Under ``scale`` all of one
-    class are taken for ``adam``.
+    A warning says where moments come from an optimizer of another kind. Optax gives
+    the states of some optimizers one class and the same fields (``adam``, ``adamax``
+    and ``adopt``; ``sgd`` with momentum and ``lars``): change between these with
+    ``reset="**"``. Under ``scale`` all of one class are taken for ``adam``.
 
     Args:
         tx: the transformation as it is now: made by ``adapt``, ``partition`` or
@@ -224,7 +224,7 @@ def carry_state(
         fields = {field_of(str(slot.prefix)) for slot in copies}
         slots = map_names(old, fields, home, prefixes)
         whole = {x.name: StateLeaf(x, old[x.name], x.name) for x in slots}
-        saved = SavedState(whole, fields=by_node(slots))
+        saved = SavedState(whole, prefixes=prefixes, fields=by_node(slots))
     else:
         saved = move_copies(old, migration, new_map, flat, prefixes)
     pieces, unclear = divide_leaves([*rows, *saved.leaves.values()], flat)
@@ -239,7 +239,7 @@ def carry_state(
             row.why = "cut along several axes that no key names"
     if is_abstract:
         _leave_abstract(table)
-    report = report_of(table)
+    report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     if report.ambiguous:
         warnings.warn(ambiguous_text(report.ambiguous), TreeAdaptWarning, stacklevel=2)
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):

@@ -54,11 +54,13 @@ class SavedState:
     Attributes:
         leaves: by name; params have the names of today.
         unmoved: why other leaves were not moved, by saved name.
+        prefixes: what ``StateMap.prefixes_in`` says.
         fields: those of each state, by its name, whether their leaves moved or not.
     """
 
     leaves: dict[str, StateLeaf]
     unmoved: dict[str, str] = dataclasses.field(default_factory=dict)
+    prefixes: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
     def leave(self, names: Iterable[str], reason: str) -> None:
@@ -195,7 +197,7 @@ def _moved_by(
         and is_joint(saved[slot.name], len(params))
     }
     joint.difference_update(owners.values())
-    moved = SavedState({}, fields=by_node(slots))
+    moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
     mover = _Mover(saved, migration, params, moved, is_partial)
     parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
     for slot in slots:

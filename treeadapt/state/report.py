@@ -2,7 +2,8 @@
 
 Takes what was carried, by name, and the leaves; says in words where pieces of two
 states do not go together: moments under the step count of others or of another kind,
-vectors without names, nothing that fits. Reads step counts, and no moments.
+vectors without names, nothing that fits. Reads step counts, and moments only where the
+new ones do not start at zero.
 See ``carry_state`` for what is carried.
 """
 
@@ -12,7 +13,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +23,12 @@ import numpy as np
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.migrations.casting import converted
+from treeadapt.migrations.running import on_auto_axes
 from treeadapt.names import fold, listing, plural, section, shorten
 from treeadapt.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
+    SUM_FIELDS,
     has_fields,
     is_state_class,
 )
@@ -33,8 +36,13 @@ from treeadapt.patterns import escape
 from treeadapt.state.fields import numpy_values
 from treeadapt.state.moving import SavedState
 from treeadapt.state.pieces import StateLeaf
-from treeadapt.state_map import Slot, below, is_joint
-from treeadapt.trees.views import Plan
+from treeadapt.state_map import Slot, below, homes_in, is_joint, map_names
+from treeadapt.trees.views import Plan, view_tree
+
+#: ``tx.init`` as a function of the arrays in the params, and these.
+Start = tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]
+
+_SLOWEST = 0.99  # no second moment forgets faster, in one step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +249,14 @@ def _by_leaf(pieces: Iterable[StateLeaf]) -> dict[str, dict[str, None]]:
     return by_leaf
 
 
-def report_of(table: Table) -> CarryReport:
-    """Say what became of every leaf, and warn where leaves do not go together."""
+def report_of(table: Table, start: Start | None) -> CarryReport:
+    """Say what became of every leaf, and warn where leaves do not go together.
+
+    Args:
+        table: the two states.
+        start: makes the first state of the new transformation; None if only the shapes
+            of the params are known.
+    """
     saved = table.saved
     rows = collections.defaultdict[str, dict[str, Any]](dict)
     partly: dict[str, tuple[str, ...]] = {}
@@ -280,6 +294,8 @@ def report_of(table: Table) -> CarryReport:
             *_of_dtypes(table),
             *_folded(_of_counts(table)),
             *_folded(_of_meaning(table)),
+            *_folded(_of_sums(table)),
+            *_folded(_of_starts(table, start) if start else ()),
             *_of_small(table),
             *_of_vectors(table),
             *_of_nothing(table),
@@ -321,6 +337,17 @@ _SENTENCES = {
         "{fields} of {0} from {1}, where the new state {differences}. What a moment "
         "means depends on the fields next to it; the first step may be NaN or many "
         "times its usual length. To start again: {reset}.",
+    ),
+    "sums": (
+        "sums of updates that were scaled by {before} and now are by {now}",
+        "{0}. The first steps may be many times too long or too short. To start "
+        "again: {reset}.",
+    ),
+    "starts": (
+        "moments below where they start",
+        "{0} start at {first:.0e} here, and after {steps} are as low as {least:.0e}: "
+        "another optimizer made them. The first step may be many times too long. To "
+        "start again: {reset}.",
     ),
 }
 
@@ -464,6 +491,75 @@ def _of_meaning(table: Table) -> Iterator[_Alike]:
         if differs:
             facts = {"fields": ", ".join(fields), "differences": " and ".join(differs)}
             yield _Alike("kind", node, ([node], [source]), facts)
+
+
+def _of_sums(table: Table) -> Iterator[_Alike]:
+    """Warn of sums of updates that were scaled by moments, or are not any more."""
+    sums = [row.slot for row, _ in table.moved if row.slot.field in SUM_FIELDS]
+    if not sums:
+        return
+    home = homes_in({slot.array: slot.array for slot in sums})
+    leaves = table.saved.leaves.items()
+    moved = {name: leaf.slot.prefix for name, leaf in leaves if leaf.slot.is_copy}
+    prefixes = {**table.saved.prefixes, **moved}
+    before = _scales(map_names(table.saved.leaves, SCALE_FIELDS, home, prefixes))
+    after = _scales([row.slot for row in table.copies])
+    reported: set[str | None] = set()
+    for slot in sums:
+        was, now = (scales.get(slot.tail, "nothing") for scales in (before, after))
+        if was == now or slot.prefix in reported:
+            continue
+        reported.add(slot.prefix)
+        facts = {"before": was, "now": now}
+        yield _Alike("sums", slot.node, ([str(slot.prefix)],), facts)
+
+
+def _scales(slots: Iterable[Slot]) -> dict[str, str]:
+    """Return the fields by which the updates of each param are scaled, as text."""
+    fields_by_tail: dict[str, set[str]] = {}
+    for slot in slots:
+        if slot.is_copy and slot.field in SCALE_FIELDS:
+            fields_by_tail.setdefault(slot.tail, set()).add(slot.field)
+    return {tail: ", ".join(sorted(fields)) for tail, fields in fields_by_tail.items()}
+
+
+def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
+    """Warn of accumulators that are less than those of this transformation can be."""
+    counts = {slot.node: number(count.value) for slot, count in _counts(table)}
+    chosen: dict[str | None, tuple[NewLeaf, StateLeaf]] = {}  # one leaf of each field
+    for row, source in table.moved:
+        if (
+            row.slot.field in SCALE_FIELDS
+            and getattr(row.value, "size", False)
+            and counts.get(row.slot.node) is not None
+        ):
+            chosen.setdefault(row.slot.prefix, (row, source))
+    if not chosen:
+        return
+    init, arrays = start
+
+    def least_of(arrays: dict[str, Any]) -> list[Any]:
+        state = view_tree(init(arrays)).flat()
+        return [jnp.min(state[row.whole]) for row, _ in chosen.values()]
+
+    try:  # on Explicit axes, what is made of nothing could be anywhere
+        starts = on_auto_axes(jax.jit(least_of), arrays)
+    except TypeError:  # a mask that reads values
+        return
+    lows: dict[tuple[float, int], list[tuple[Slot, float]]] = {}
+    for (row, source), value in zip(chosen.values(), starts, strict=True):
+        first, steps = number(value), counts[row.slot.node]
+        if not isinstance(first, float) or first <= 0:
+            continue  # before any moment is read
+        saved = numpy_values(source.value)
+        least = first if saved is None else float(np.min(saved))
+        if least < first * _SLOWEST**steps:  # it cannot have started there
+            lows.setdefault((first, steps), []).append((row.slot, least))
+    for (first, steps), slots in lows.items():
+        lowest = min(least for _, least in slots)
+        facts = {"first": first, "steps": plural(steps, "step"), "least": lowest}
+        for slot, _ in slots:
+            yield _Alike("starts", slot.node, ([str(slot.prefix)],), facts)
 
 
 def _of_vectors(table: Table) -> Iterator[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import (
     Callable,
     Collection,
@@ -48,6 +49,7 @@ from treeadapt.transforms.flat import (
 )
 from treeadapt.transforms.stale import explained_state
 from treeadapt.transforms.unlifted import (
+    code_of,
     functions_asked,
     name_of,
     patterns_held,
@@ -353,12 +355,14 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
                 "Wrap them, such as mask=treeadapt.lift(mask): their label paths then "
                 "find their leaves."
             ) from error
-        if names := listing(map(name_of, functions_asked(tx)), write=str):
-            error.add_note(
-                f"Functions in the transformation ({names}) are shown the flat dict "
-                "{path: array}. A mask or label function may be asked about the tree "
-                "itself: treeadapt.lift(function)."
-            )
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        for fn in functions_asked(tx):
+            if code_of(fn) in codes:
+                error.add_note(
+                    f"The function {name_of(fn)} is shown the flat dict {{path: "
+                    "array}. A mask or label function may be asked about the tree "
+                    "itself: treeadapt.lift(function)."
+                )
         raise
 
 

@@ -6,7 +6,8 @@ caller's tree; one that looks at keys, containers or classes may not, and decays
 freezes what it should not. ``warn_of_unlifted`` asks it about both. Such a function is
 found by who holds it, Optax, and not by what it is called. One number for the whole
 tree, such as a norm, is not compared. A tree of masks or labels in the model's own
-shape makes JAX fail, which ``unlifted_trees`` explains.
+shape makes JAX fail, which ``unlifted_trees`` explains; a transformation that tests for
+classes of the model finds none, of which ``warn_of_unlifted`` warns too.
 What to do instead is ``lift``, a selector, or ``as_tree=True``.
 """
 
@@ -16,10 +17,11 @@ import contextlib
 import functools
 import inspect
 import itertools
+import operator
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,9 +43,11 @@ _MASK = re.compile(r"(^|_)mask$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
 _HOLDERS = ("optax", "treeadapt")
+_TESTS = frozenset({"isinstance", "issubclass", "type"})  # for a class
 _PASSED_ON, _COMPUTED = object(), object()  # answers that are arrays
 _NO_ANSWER = object()
 _MAX_THINGS = 20_000  # a chain of a thousand transformations; not a data set
+_MAX_HELPERS = 200
 
 
 def warn_of_unlifted(
@@ -62,6 +66,7 @@ def warn_of_unlifted(
     """
     if whole.plan.is_flat_dict:
         return
+    _warn_of_classes(tx, whole, stacklevel=stacklevel + 1)
     for fn in functions_asked(tx):
         shown, meant = _ask(fn, view_tree(flat), flat), _ask(fn, whole, flat)
         both = shown.keys() & meant.keys()  # none if one of the trees makes it raise
@@ -172,6 +177,61 @@ def _is_in_shape_of(answers: Any, whole: TreeView) -> bool:
     )
 
 
+def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
+    """Warn of a function that tests for a class of the nodes of a tree.
+
+    It need not be the caller's: those that it calls in its own package are read too.
+    """
+    names = {
+        base.__name__: cls
+        for cls in whole.plan.node_classes
+        if not issubclass(cls, Mapping | list | optax.MaskedNode)
+        for base in cls.__mro__
+        if base.__module__ not in ("builtins", "typing", "abc")
+    }
+    for is_asked, thing in _everything(tx, into_trees=False):
+        if is_asked or not names:
+            continue
+        for fn, code in _codes(thing):
+            tested = names.keys() & code.co_names
+            if tested and not _TESTS.isdisjoint(code.co_names):
+                name = min(tested)
+                is_it = functools.partial(operator.is_, names[name])
+                paths = whole.plan.paths_of(is_it)
+                text = (
+                    f"The transformation calls {fn.__module__}.{name_of(fn)}, which "
+                    f"tests for the class {name}, as nodes of this tree are "
+                    f"({listing(paths, limit=4)}). It is shown the flat dict {{path: "
+                    "array} here, finds none, and may do nothing. Show it the tree: "
+                    "as_tree=True, in adapt, partition and freeze. If it needs none, "
+                    "filter this warning."
+                )
+                warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
+                return
+
+
+def _codes(fn: Any) -> Iterator[tuple[Any, types.CodeType]]:
+    """Yield functions and their codes: of one that no library wrote, and its helpers.
+
+    Helpers are functions of the same package that it names.
+    """
+    if not isinstance(fn, types.FunctionType) or _is_of_library(fn):
+        return
+    package = _package(fn)
+    functions, seen = [fn], {fn}
+    while functions and len(seen) < _MAX_HELPERS:
+        helper = functions.pop()
+        codes = [helper.__code__]
+        for code in codes:
+            yield helper, code
+            codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
+            for name in code.co_names:
+                other = helper.__globals__.get(name)
+                if isinstance(other, types.FunctionType) and other not in seen:
+                    seen.add(other)
+                    functions += [other] * (_package(other) == package)
+
+
 def patterns_held(tx: Any) -> Iterator[str]:
     """Yield the patterns of the selectors and rules that a transformation holds.
 
@@ -188,6 +248,16 @@ def patterns_held(tx: Any) -> Iterator[str]:
 def name_of(fn: Any) -> str:
     """Return what to call a function in a message."""
     return getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def code_of(fn: Any) -> types.CodeType | None:
+    """Return the code that runs when ``fn`` is called, if it is Python's."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    plain = inspect.unwrap(fn)
+    if not hasattr(plain, "__code__"):
+        plain = type(fn).__call__
+    return getattr(plain, "__code__", None)
 
 
 def _everything(tx: Any, *, into_trees: bool = True) -> Iterator[tuple[bool, Any]]:
