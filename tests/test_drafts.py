@@ -917,8 +917,9 @@ def test_square_parts_are_joined_along_the_axis_that_other_rows_show(
         target = {"h/qkv": (3, 21, 7), "h/up": (3, 5, 7)}
     sides = [shapes_of(source), shapes_of(target)]
     text = ta.draft_migration(*sides[:: -1 if is_back else 1]).to_toml()
-    assert f'"h/qkv : l {"e [f f f]" if is_turned else "[f f f] e"}"' in text
-    assert '"h.{l}.q.weight : f e"' in text
+    i, o = "oi" if is_back and is_turned else "io"
+    assert f'"h/qkv : l {f"{i} (p {o})" if is_turned else f"(p {o}) {i}"}"' in text
+    assert f'"h.{{l}}.{{p=q,k,v}}.weight : {o} {i}"' in text
     assert "order of axes" in text
 
 

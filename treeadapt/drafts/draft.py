@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from treeadapt.drafts.converting import Conversion
 from treeadapt.drafts.evidence import Evidence
-from treeadapt.drafts.families import families, siblings_of, single
+from treeadapt.drafts.families import families
 from treeadapt.drafts.finishing import NO_ROW, finished, rest
 from treeadapt.drafts.migration_draft import MigrationDraft
 from treeadapt.drafts.numbers import castable
 from treeadapt.drafts.pairing import propose
-from treeadapt.drafts.rows import DraftRow, is_count, tokens_of
+from treeadapt.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.drafts.sides import Side, read_side
 from treeadapt.drafts.words import Words, load_words
 from treeadapt.errors import MigrationError
@@ -174,7 +174,7 @@ def _proposed(
             "have their size. Numbers on both sides, or convert=, would show them."
         )
         notes += [note] if note not in notes else []
-    return [row.checked(*_SCALED) if _may_be_scaled(row) else row for row in proposed]
+    return [row.marked(*_SCALED) if _may_be_scaled(row) else row for row in proposed]
 
 
 def _of_other_sizes(
@@ -212,28 +212,21 @@ def _may_be_scaled(row: DraftRow) -> bool:
 def _equal(one: Side, two: Side) -> list[DraftRow]:
     """Return one row for leaves that have a path and a shape on both sides.
 
-    Of siblings with other numbers, as many, each may be one with another number.
-    There is none unless most leaves are such: then one model became the other.
+    Of paths that differ in numbers only, as many on both sides and not the same, each
+    may be one with another number. There is no row unless most leaves are in it: then
+    one model became the other.
     """
-    every = [
-        siblings_of(itertools.starmap(single, side.leaves.items()))
-        for side in (one, two)
-    ]
-
-    def is_renumbered(path: str) -> bool:
-        tokens = tokens_of(path)
-        groups = (
-            [siblings.get((tokens[:place], token), ()) for siblings in every]
-            for place, token in enumerate(tokens)
-            if is_count(token)
-        )
-        return any(len(a) == len(b) and a != b for a, b in groups)
-
+    ones, twos = by_template(one.leaves), by_template(two.leaves)
+    renumbered = {
+        template
+        for template, paths in ones.items()
+        if len(paths) == len(twos.get(template, ())) and {*paths} != {*twos[template]}
+    }
     paths = [
         path
         for path, leaf in one.leaves.items()
-        if two.leaves.get(path) == leaf and not is_renumbered(path)
+        if two.leaves.get(path) == leaf and template_of(path) not in renumbered
     ]
     if not paths or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
         return []
-    return [rest(paths, "equal").checked("names")]
+    return [rest(paths, "equal").marked("names")]

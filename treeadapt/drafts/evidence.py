@@ -355,7 +355,7 @@ class Evidence:
         arrays = [self.two.array(path) for path in row.target_paths]
         if all(map(is_constant, arrays)):
             is_live = self.fits(row) and self.gives(row)
-            row = row.checked("constant numbers") if is_live else row
+            row = row.marked("constant numbers") if is_live else row
             return [dataclasses.replace(row, is_live=is_live)]
         if rows := self._within(row):
             return rows
@@ -428,9 +428,9 @@ class Evidence:
             ]
             if others:
                 names = listing(fold(others), limit=3)
-                row = row.checked(EQUAL, f"these have the same numbers: {names}")
+                row = row.marked(EQUAL, f"these have the same numbers: {names}")
             if all(is_symmetric(self.one.array(path)) for path in row.source_paths):
-                row = row.checked("order of axes", "the arrays are symmetric")
+                row = row.marked("order of axes", "the arrays are symmetric")
             yield row
 
     def are_reordered(self, rows: Sequence[DraftRow]) -> bool:
@@ -483,7 +483,7 @@ def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
     if not names:
         return row
     note = f"the source has the same numbers at {listing(names, limit=3)}"
-    return row.checked(EQUAL, note)
+    return row.marked(EQUAL, note)
 
 
 def _is_telling(array: np.ndarray) -> bool:

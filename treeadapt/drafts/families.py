@@ -72,12 +72,6 @@ class Family:
         return "".join("#" if token is None else token for token in self.tokens)
 
 
-def single(path: str, leaf: Any) -> Family:
-    """Return the family of one leaf, all of whose numbers are parts of its name."""
-    shape, dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
-    return Family(tokens_of(path), (), (), shape, dtype, (path,))
-
-
 def families(leaves: Mapping[str, Any]) -> list[Family]:
     """Return the families of the leaves of one side, in their order."""
     return [

@@ -76,7 +76,7 @@ def finished(
     one, two = evidence.one, evidence.two
     place = {path: number for number, path in enumerate(one.leaves)}
     rows = [
-        row.checked("sizes", "which of two equal sizes is in [sizes]")
+        row.marked("sizes", "which of two equal sizes is in [sizes]")
         if is_guess(row)
         else row
         for row in map(canonical, rows)

@@ -1,7 +1,8 @@
 """Rows of arrays that hold several others: query, key and value in one.
 
-Which names are such is in the file of synonyms. Names do not tell in which order the
-parts are, so all of these rows are marked.
+Which names are such is in the file of synonyms. Shapes say how the parts may be in the
+whole, and ``parts`` writes that as a row. Names do not tell in which order the parts
+are, so all of these rows are marked.
 """
 
 from __future__ import annotations
@@ -10,29 +11,16 @@ import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from treeadapt.drafts.families import Family, grouped_paths, place_of
-from treeadapt.drafts.rows import DraftAddress, DraftRow, Hole, windowed
+from treeadapt.drafts.digits import Digit, IndexMap
+from treeadapt.drafts.families import Family, grouped_paths
+from treeadapt.drafts.parts import Variant, row_of_parts
+from treeadapt.drafts.rows import DraftRow
 from treeadapt.drafts.shapes import AxisOrder, Turning, layouts
 from treeadapt.drafts.words import Words
 
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way in which parts follow each other in a whole.
-
-    Attributes:
-        layout: dims of the parts, with one for the axes that are joined, and those of
-            the whole.
-        joined: axes of a part that are joined, one or two; none if the parts have an
-            axis of their own in the whole.
-        axis: dim of the whole that holds the parts.
-    """
-
-    layout: AxisOrder
-    joined: tuple[int, ...]
-    axis: int
+_PARTS_OF_HEADS = "or each head holds its own parts, `(h p d)`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,25 +31,38 @@ class Fusion:
         parts: in the order of the file of synonyms.
         whole: what holds them.
         is_source: whether the parts are in the source.
-        ways: all that shapes allow, at least one.
+        ways: all that shapes allow, at least one: dims of the parts, with one for the
+            axes that are joined, and those of the whole; and what a row says then.
     """
 
     parts: tuple[Family, ...]
     whole: Family
     is_source: bool
-    ways: tuple[Way, ...]
+    ways: tuple[tuple[AxisOrder, DraftRow], ...]
 
     def row(self, turning: Turning) -> DraftRow:
         """Return the row of the likeliest way."""
         texts = self.parts[0].text, self.whole.text
         one, two = texts if self.is_source else texts[::-1]
-        layout = turning.likeliest([way.layout for way in self.ways], one, two)
-        best = next(way for way in self.ways if way.layout is layout)
+        best = turning.likeliest([layout for layout, _ in self.ways], one, two)
+        row = next(row for layout, row in self.ways if layout is best)
         checks = ["names", *["order of axes"] * (len(self.ways) > 1)]
-        if best.layout.is_split:
-            checks.append("order within an axis")
-        return (
-            _bracket(self, best, checks) if best.joined else _axis(self, best, checks)
+        checks += ["order within an axis"] * best.is_split
+        grouped: dict[tuple[str, ...], list[str]] = {}
+        for part in self.parts:
+            for ones, twos in grouped_paths(part, self.whole, best):
+                grouped.setdefault(twos, []).extend(ones)
+        pairs = [(tuple(ones), twos) for twos, ones in grouped.items()]
+        cast = str(self.parts[0].dtype), str(self.whole.dtype)
+        if not self.is_source:
+            pairs = [(twos, ones) for ones, twos in pairs]
+            cast = cast[::-1]
+        return dataclasses.replace(
+            row,
+            pairs=tuple(pairs),
+            evidence="shapes",
+            checks=(*checks, "order of parts"),
+            cast=cast if cast[0] != cast[1] else (),
         )
 
 
@@ -95,7 +96,7 @@ def fusions(
                 meanings = words.of(whole.text)
                 if fused not in meanings and not {*names} <= {*meanings}:
                     continue
-                ways = tuple(_ways(family_parts, whole))
+                ways = tuple(_ways(family_parts, whole, 0 if is_source else 1))
                 if ways:
                     shared = sum((Counter(rest) & Counter(meanings)).values())
                     fusion = Fusion(family_parts, whole, is_source, ways)
@@ -112,126 +113,90 @@ def fusions(
     )
 
 
-def _ways(parts: Sequence[Family], whole: Family) -> Iterator[Way]:
-    """Yield how parts may follow each other along an axis of the whole."""
-    rank = {len(part.shape) for part in parts}
-    if len(rank) > 1 or len({part.dtype for part in parts}) > 1:
+def _ways(
+    parts: Sequence[Family], whole: Family, side: int
+) -> Iterator[tuple[AxisOrder, DraftRow]]:
+    """Yield how parts may be in a whole: along an axis of their own, or one they share.
+
+    Args:
+        parts: of equal rank.
+        whole: what may hold them.
+        side: on which the parts are: 0 for the source.
+    """
+    if len({(len(part.shape), part.dtype) for part in parts}) > 1:
         return
-    first, slots = len(parts[0].counts), len(whole.counts)
-    if len({part.shape for part in parts}) == 1 and _window(parts) is not None:
-        dims = (*parts[0].counts, len(parts), *parts[0].shape)
-        for layout in layouts(dims, first + 1, *whole.dims):
-            alone = layout.source[: first + 1]
-            if {*alone} <= {*layout.target} and alone[-1] in layout.target[slots:]:
-                yield Way(layout, (), layout.target.index(layout.source[first], slots))
-    for count in (1, 2):
-        for joined in itertools.combinations(range(len(parts[0].shape)), count):
-            if count == 2 and joined[1] != joined[0] + 1:
+    slots = len(parts[0].counts)
+    places = range(len(parts[0].shape))
+    are_equal = len({part.shape for part in parts}) == 1
+    pairs = itertools.pairwise(places)
+    for joined in (*((),) * are_equal, *((place,) for place in places), *pairs):
+        rests = [
+            [n for place, n in enumerate(part.shape) if place not in joined]
+            for part in parts
+        ]
+        if any(rest != rests[0] for rest in rests):
+            continue
+        widths = [math.prod(part.shape[place] for place in joined) for part in parts]
+        at = slots + (joined[0] if joined else 0)
+        dims = [*parts[0].counts, *rests[0]]
+        dims.insert(at, sum(widths))
+        for layout in layouts(dims, slots + (not joined), *whole.dims):
+            own = layout.source[: slots + 1] if not joined else [layout.source[at]]
+            is_plain = {*own} <= {*layout.target} and not (joined and layout.is_split)
+            if not is_plain or own[-1] not in layout.target[len(whole.counts) :]:
                 continue
-            sums = [math.prod(part.shape[i] for i in joined) for part in parts]
-            rest = [
-                tuple(n for i, n in enumerate(part.shape) if i not in joined)
-                for part in parts
+            starts = itertools.accumulate(widths, initial=0)
+            maps = [
+                _map(part, whole, layout, at, joined, start)
+                for part, start in zip(parts, starts, strict=False)
             ]
-            if len({*rest}) > 1:
-                continue
-            place = joined[0]
-            dims = (*parts[0].counts, *rest[0][:place], sum(sums), *rest[0][place:])
-            for layout in layouts(dims, first, *whole.dims):
-                atoms = layout.source[first + place]
-                if not layout.is_split and atoms in layout.target[slots:]:
-                    yield Way(layout, joined, layout.target.index(atoms, slots))
+            variants = map(_variant, parts)
+            row = row_of_parts(side, [*variants], _variant(whole), maps, {})
+            if row is not None:
+                # Nothing tells whether the parts of each head are side by side.
+                notes = (_PARTS_OF_HEADS,) * (are_equal and bool(joined))
+                yield layout, dataclasses.replace(row, notes=notes)
 
 
-def _bracket(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
-    parts, whole, layout, many = fusion.parts, fusion.whole, way.layout, way.joined
-    first = len(parts[0].counts)
-    atoms = itertools.count(1 + max(layout.sizes))
-    sizes = dict(layout.sizes)
-    shared: dict[tuple[int, int], int] = {}
-    places, products = [], []
-    for part in parts:
-        product: list[int] = []
-        for nth, i in enumerate(reversed(many)):
-            key = nth, part.shape[i]
-            if key not in shared:
-                shared[key] = next(atoms)
-                sizes[shared[key]] = part.shape[i]
-            product.insert(0, shared[key])
-        place = first + many[0]
-        rest = iter(layout.source[first:place] + layout.source[place + 1 :])
-        dims = [*layout.source[:first]]
-        for i in range(len(part.shape)):
-            dims.append((product[many.index(i)],) if i in many else next(rest))
-        places.append(place_of(part, dims))
-        products.append(tuple(product))
-    address = place_of(whole, layout.target)
-    axes = list(address.axes)
-    axes[way.axis - len(whole.counts)] = tuple(products)
-    joint = DraftAddress(address.tokens, tuple(axes))
-    # Nothing tells whether the parts of each head are next to each other.
-    are_equal = len({*products}) == 1
-    note = "or each head holds its own parts, `(h p d)`"
-    row = _joined_row(fusion, layout, places, joint, sizes, (*checks, "order of parts"))
-    return dataclasses.replace(row, notes=(note,) * are_equal)
-
-
-def _window(parts: Sequence[Family]) -> tuple[int, int] | None:
-    """Return how many tokens the paths of parts share before and after their names."""
-    holes = [(n,) for n in range(len(parts[0].counts))]
-    return windowed(
-        [place_of(part, [*holes, *([()] * len(part.shape))]).tokens for part in parts]
-    )
-
-
-def _axis(fusion: Fusion, way: Way, checks: Sequence[str]) -> DraftRow:
-    """Return the row of parts that are an axis of the whole."""
-    layout, parts = way.layout, fusion.parts
-    first = len(parts[0].counts)
-    dims = [*layout.source[:first], *layout.source[first + 1 :]]
-    places = [place_of(part, dims) for part in parts]
-    window = _window(parts)
-    assert window is not None
-    before, after = window
-    texts = tuple(
-        "".join(map(str, place.tokens[before : len(place.tokens) - after]))
-        for place in places
-    )
-    tokens = places[0].tokens
-    hole = Hole(layout.source[first], texts=texts)
-    listed = (*tokens[:before], hole, *tokens[len(tokens) - after :])
-    address = DraftAddress(listed, places[0].axes)
-    whole = place_of(fusion.whole, layout.target)
-    checks = (*checks, "order of parts")
-    return _joined_row(fusion, layout, [address], whole, layout.sizes, checks)
-
-
-def _joined_row(
-    fusion: Fusion,
+def _map(
+    part: Family,
+    whole: Family,
     layout: AxisOrder,
-    places: Sequence[DraftAddress],
-    joint: DraftAddress,
-    sizes: Mapping[int, int],
-    checks: tuple[str, ...],
-) -> DraftRow:
-    """Return the row of the places of the parts, and that of the whole."""
-    parts, whole = fusion.parts, fusion.whole
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for part in parts:
-        for ones, twos in grouped_paths(part, whole, layout):
-            grouped.setdefault(twos, []).extend(ones)
-    pairs = tuple((tuple(ones), twos) for twos, ones in grouped.items())
-    left, right = (tuple(places), (joint,))[:: 1 if fusion.is_source else -1]
-    if not fusion.is_source:
-        pairs = tuple((twos, ones) for ones, twos in pairs)
-    dtypes = str(parts[0].dtype), str(whole.dtype)
-    cast = dtypes if fusion.is_source else dtypes[::-1]
-    return DraftRow(
-        left,
-        right,
-        dict(sizes),
-        pairs,
-        "shapes",
-        checks,
-        cast=cast if cast[0] != cast[1] else (),
-    )
+    at: int,
+    joined: Sequence[int],
+    start: int,
+) -> IndexMap:
+    """Return where a part is in the whole.
+
+    Args:
+        part: one of the parts.
+        whole: what holds them.
+        layout: dims of the parts, and of the whole.
+        at: the dim of the parts that they share.
+        joined: axes of the part that are in it.
+        start: of the part along it.
+    """
+    digit_of: dict[int, Digit] = {}  # by atom
+    for axis, atoms in enumerate(layout.target):
+        step = 1
+        for atom in reversed(atoms):
+            digit_of[atom] = Digit(axis, step, layout.sizes[atom])
+            step *= layout.sizes[atom]
+    shared = layout.target.index(layout.source[at])
+    dims = [tuple(map(digit_of.__getitem__, atoms)) for atoms in layout.source]
+    inner: list[tuple[Digit, ...]] = []
+    step = 1
+    for place in reversed(joined):
+        size = part.shape[place]
+        inner.insert(0, (Digit(shared, step, size),) if size > 1 else ())
+        step *= size
+    starts = [*whole.shifts, *[0] * len(whole.shape)]
+    starts[shared] += start
+    return IndexMap((*dims[:at], *inner, *dims[at + 1 :]), tuple(starts))
+
+
+def _variant(family: Family) -> Variant:
+    """Return the leaves of a family as one array."""
+    counts = zip(family.shifts, family.counts, strict=True)
+    values = [[*range(first, first + count)] for first, count in counts]
+    return Variant(family.tokens, [*range(len(values))], values, {}, family.shape)

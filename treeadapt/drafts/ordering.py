@@ -64,7 +64,7 @@ def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
                 tried.add(("marked", number))
                 row = live[number].row
                 note = f"it takes {listing(left, limit=3)}, too"
-                marked = row.checked("other leaves", note)
+                marked = row.marked("other leaves", note)
                 live[number] = dataclasses.replace(live[number], row=marked)
             is_settled = is_settled and not raised and narrower is None
         if is_settled:

@@ -32,7 +32,6 @@ class Variant:
         values: of each slot, in order.
         fixed: numbers of the path that are no slots, by position.
         shape: of a leaf.
-        leaves: numbers of the leaves in the side, by the values of their slots.
     """
 
     template: tuple[str | None, ...]
@@ -40,7 +39,6 @@ class Variant:
     values: list[list[int]]
     fixed: dict[int, int]
     shape: tuple[int, ...]
-    leaves: dict[tuple[int, ...], int]
 
     @property
     def ranked(self) -> list[int]:

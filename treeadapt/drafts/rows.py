@@ -123,7 +123,7 @@ class DraftRow:
         """Paths of all leaves that it makes."""
         return [path for _, targets in self.pairs for path in targets]
 
-    def checked(self, check: str, note: str = "") -> DraftRow:
+    def marked(self, check: str, note: str = "") -> DraftRow:
         """Return the row with one more mark, and what its reader should know of it."""
         checks, notes = (
             dict.fromkeys(filter(None, (*texts, text)))

@@ -506,8 +506,7 @@ class _Pool:
             slots = [i for i in free if len({row[i] for row in rows}) > 1]
             values = [sorted({row[i] for row in rows}) for i in slots]
             by_slot = {
-                tuple(leaf.numbers[i] for i in slots): number
-                for number, leaf in by_number.items()
+                tuple(leaf.numbers[i] for i in slots) for leaf in by_number.values()
             }
             is_grid = len(by_slot) == len(rows) == math.prod(map(len, values))
             shapes = {leaf.shape for leaf in by_number.values()}
@@ -515,9 +514,7 @@ class _Pool:
             if not is_grid or len(shapes) > 1 or not is_small:
                 return None
             fixed = {i: rows[0][i] for i in free if i not in slots}
-            variants.append(
-                Variant(template, slots, values, fixed, shapes.pop(), by_slot)
-            )
+            variants.append(Variant(template, slots, values, fixed, shapes.pop()))
         return variants
 
     def _row(self, links: Sequence[Link]) -> DraftRow | None:

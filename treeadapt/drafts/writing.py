@@ -286,7 +286,7 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
     elif powers or not is_short:
         follows = " and ".join(powers) or "a number that no size here gives"
         note = f"{row.scale:g} is {follows}, and may be another one at other sizes"
-        row = row.checked("scale", note)
+        row = row.marked("scale", note)
     if row.copies:
         (operations["repeat"],) = (names[atom] for atom in row.copies)
     if row.scale != 1:
