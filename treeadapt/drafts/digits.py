@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +44,11 @@ class IndexMap:
 
     digits: tuple[tuple[Digit, ...], ...]
     start: tuple[int, ...]
+
+    def along(self, axis: int) -> list[Digit]:
+        """Return the digits along an axis of the other array, the innermost first."""
+        digits = (d for each in self.digits for d in each if d.axis == axis)
+        return sorted(digits, key=operator.attrgetter("step"))
 
 
 def fit_map(

@@ -31,7 +31,7 @@ from treeadapt.drafts.numbers import (
 )
 from treeadapt.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.drafts.sides import Side
-from treeadapt.drafts.values import Link, find_links, leaf_of, rows_of_links
+from treeadapt.drafts.values import find_links, leaf_of, rows_of_links
 from treeadapt.drafts.writing import as_table, written
 from treeadapt.errors import MigrationError
 from treeadapt.names import fold, listing
@@ -122,7 +122,7 @@ class Evidence:
         sources, targets = [*ones], [*twos]
         olds, news = self._leaves(0, sources, crops), self._leaves(1, targets, crops)
         every = self._origins(sources, targets, old, new, crops)
-        links = find_links(news, every, _LEAST_SHARE)
+        links = find_links(olds, news, every, _LEAST_SHARE)
         return [*self._fitting(rows_of_links(olds, news, links), crops, changed)]
 
     def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
@@ -372,18 +372,13 @@ class Evidence:
 
         A number that other leaves have, too, may stand once among these.
         """
-        sides = (
-            self._leaves(0, row.source_paths, {}),
-            self._leaves(1, row.target_paths, {}),
-        )
-        at = [{leaf.path: place for place, leaf in enumerate(side)} for side in sides]
         links = []
         for ones, twos in row.pairs:
-            leaves = [sides[1][at[1][path]] for path in twos]
-            for each in find_links(leaves, self._origins(ones, twos), _LEAST_WITHIN):
-                source, target = at[0][ones[each.source]], at[1][twos[each.target]]
-                links.append(Link(source, target, each.source_flat, each.target_flat))
-        rows = [*self._fitting(rows_of_links(*sides, links), {}, {})]
+            olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
+            links += find_links(olds, news, self._origins(ones, twos), _LEAST_WITHIN)
+        olds = self._leaves(0, row.source_paths, {})
+        news = self._leaves(1, row.target_paths, {})
+        rows = [*self._fitting(rows_of_links(olds, news, links), {}, {})]
         done = {path for each in rows for path in each.target_paths}
         return rows if done == {*row.target_paths} else []
 

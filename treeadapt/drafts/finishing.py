@@ -138,12 +138,14 @@ def _sharing(
             [a.leaves[path].dtype for path in sources],
             {path: b.arrays[path] for path in targets},
         )
-        leaves = [leaf_of(path, b.leaves[path].shape) for path in targets]
+        olds, news = (
+            [leaf_of(path, side.leaves[path].shape) for path in paths]
+            for side, paths in ((a, sources), (b, targets))
+        )
         varied = {path: own for path, own in origins.items() if not constant[path]}
-        for link in find_links(leaves, varied):
-            ends = sources[link.source], targets[link.target]
-            source, target = ends if a is one else ends[::-1]
-            shared.setdefault(target, {})[source] = None
+        for link in find_links(olds, news, varied):
+            source, target = link.ends if a is one else link.ends[::-1]
+            shared.setdefault(target.path, {})[source.path] = None
     return {path: tuple(shared[path]) for path in missing if path in shared}
 
 

@@ -226,8 +226,7 @@ def _united(
         start, stop = window[2 * side : 2 * side + 2]
         address = first.places[side]
         hole = Hole((atom,), texts=tuple(texts), is_text=True)
-        tokens = (*address.tokens[:start], hole, *address.tokens[stop:])
-        places.append(DraftAddress(tokens, address.axes))
+        places.append(address.with_tokens(start, stop, hole))
     row = dataclasses.replace(
         first,
         sources=(places[0],),

@@ -101,11 +101,7 @@ class _Layout:
         ]
         if all(is_whole):
             return self._united()
-        has_copies = any(
-            digit.axis == COPIES
-            for each in self._maps
-            for digit in itertools.chain(*each.digits)
-        )
+        has_copies = any(each.along(COPIES) for each in self._maps)
         if count == 1 or any(is_whole) or has_copies:
             return None
         return self._listed() or self._joined(spans)
@@ -118,12 +114,8 @@ class _Layout:
         span = []
         slots = len(self._whole.values)
         for axis in range(len(self._whole.numbered)):
-            on_axis = sorted(
-                (d for digits in each.digits for d in digits if d.axis == axis),
-                key=lambda digit: digit.step,
-            )
             step = 1
-            for digit in on_axis:
+            for digit in each.along(axis):
                 if digit.step < step or (digit.step > step and axis >= slots):
                     step = 0
                     break
@@ -133,13 +125,16 @@ class _Layout:
 
     def _covers(self, span: list[int], each: IndexMap, sizes: list[int]) -> bool:
         slots = len(self._whole.values)
-        for axis, values in enumerate(self._whole.values):
-            reached = math.prod(
-                d.size for digits in each.digits for d in digits if d.axis == axis
-            )
-            if reached != len(values) or each.start[axis] != values[0]:
-                return False
-        return span[slots:] == sizes[slots:] and not any(each.start[slots:])
+        is_whole = span[slots:] == sizes[slots:] and not any(each.start[slots:])
+        return is_whole and self._has_numbers(each)
+
+    def _has_numbers(self, each: IndexMap) -> bool:
+        """Return whether a map reaches all numbers in the paths of the whole."""
+        return all(
+            math.prod(digit.size for digit in each.along(axis)) == len(values)
+            and each.start[axis] == values[0]
+            for axis, values in enumerate(self._whole.values)
+        )
 
     def _united(self) -> DraftRow | None:
         """Return the row of parts each of which is the whole."""
@@ -195,31 +190,16 @@ class _Layout:
                     atoms_of_axis.append(self._atom(key, piece.size, atoms))
             dims.append(tuple(atoms_of_axis))
         self._copies = {atom for key, atom in atoms.items() if key[0] == COPIES}
-        return self._place(self._side, part, dims, each)
-
-    def _place(
-        self,
-        side: int,
-        variant: Variant,
-        dims: Sequence[tuple[int, ...]],
-        each: IndexMap,
-    ) -> DraftAddress | None:
-        """Return the place of a variant whose slots and axes are made of atoms."""
         holes: dict[int, Hole] = {}
-        for position, values, atoms in zip(
-            variant.positions, variant.values, dims, strict=False
+        for position, values, own in zip(
+            part.positions, part.values, dims, strict=False
         ):
-            is_run = values == list(range(values[0], values[0] + len(values)))
-            if side == self._side and not is_run and len(atoms) > 1:
+            first, is_run = values[0], values == [*range(values[0], values[-1] + 1)]
+            if not is_run or (first and len(own) > 1) or self._copies & {*own}:
                 return None
-            if side == self._side and not is_run:
-                return None
-            shift = values[0] if side == self._side else each.start[len(holes)]
-            if (shift and len(atoms) > 1) or self._copies & {*atoms}:
-                return None
-            holes[position] = Hole(atoms, shift)
-        axes: AtomAxes = tuple((atoms,) for atoms in dims[len(variant.values) :])
-        return DraftAddress(self._filled(side, variant, holes), axes)
+            holes[position] = Hole(own, first)
+        axes: AtomAxes = tuple((own,) for own in dims[len(part.values) :])
+        return DraftAddress(self._filled(self._side, part, holes), axes)
 
     def _filled(
         self, side: int, variant: Variant, holes: Mapping[int, Hole]
@@ -320,7 +300,7 @@ class _Layout:
             return None
         step = steps.pop()
         places = []
-        digits = [d for many in maps[0].digits for d in many if d.axis == axis]
+        digits = maps[0].along(axis)
         # The list is one more digit of that axis; all together are the axis.
         chain = sorted([*((d.step, d.size) for d in digits), (step, len(parts))])
         reach = 1
@@ -355,11 +335,9 @@ class _Layout:
         )
         if len({*texts}) < len(texts):
             return None
-        tokens = places[0].tokens
         hole = Hole((atom,), texts=texts)
-        listed = DraftAddress(
-            (*tokens[:before], hole, *tokens[len(tokens) - after :]), places[0].axes
-        )
+        stop = len(places[0].tokens) - after
+        listed = places[0].with_tokens(before, stop, hole)
         whole = self._whole_place(atoms, None)
         if whole is None:
             return None
@@ -385,7 +363,10 @@ class _Layout:
             return None
         outer = self._outer(axis, sizes[axis])
         block = min((digit.step for digit in outer), default=sizes[axis])
-        every = [self._inner(each, axis, block) for each in self._maps]
+        every = [  # the digits of each part within a block
+            [digit for digit in each.along(axis) if digit.step < block]
+            for each in self._maps
+        ]
         order = sorted(
             range(len(self._maps)), key=lambda number: self._maps[number].start[axis]
         )
@@ -403,13 +384,8 @@ class _Layout:
             end += reach
         if end != block:
             return None
-        for number, values in enumerate(self._whole.values):
-            for each in self._maps:
-                reached = math.prod(
-                    d.size for many in each.digits for d in many if d.axis == number
-                )
-                if reached != len(values) or each.start[number] != values[0]:
-                    return None
+        if not all(map(self._has_numbers, self._maps)):
+            return None
         cuts = self._cuts(a for a in range(len(sizes)) if a != axis)
         atoms: dict[tuple[int, ...], int] = {}
         shared: dict[tuple[int, int, int], int] = {}
@@ -445,13 +421,7 @@ class _Layout:
 
         As groups of heads, each with its queries, then its key, then its value.
         """
-        every = [
-            sorted(
-                (d for many in each.digits for d in many if d.axis == axis),
-                key=lambda digit: digit.step,
-            )
-            for each in self._maps
-        ]
+        every = [each.along(axis) for each in self._maps]
         outer: list[Digit] = []
         for digits in zip(*(reversed(each) for each in every), strict=False):
             digit = digits[0]
@@ -460,12 +430,6 @@ class _Layout:
                 break
             outer.insert(0, digit)
         return outer if outer and min(map(len, every)) > len(outer) else []
-
-    def _inner(self, each: IndexMap, axis: int, block: int) -> list[Digit]:
-        """Return the digits of a part within a block, the innermost first."""
-        digits = (d for many in each.digits for d in many if d.axis == axis)
-        within = (digit for digit in digits if digit.step < block)
-        return sorted(within, key=lambda digit: digit.step)
 
     def _made(
         self, parts: list[DraftAddress], whole: DraftAddress, *notes: str
@@ -479,8 +443,8 @@ class _Layout:
             if any(len(each) != 1 for each in at):
                 return None
             parts = [
-                DraftAddress((*p.tokens[:i], Hole((atom,)), *p.tokens[i + 1 :]), p.axes)
-                for p, (i,) in zip(parts, at, strict=True)
+                part.with_tokens(place, place + 1, Hole((atom,)))
+                for part, (place,) in zip(parts, at, strict=True)
             ]
         if self._copies and (
             self._side == 0

@@ -50,6 +50,11 @@ class DraftAddress:
     tokens: Tokens
     axes: AtomAxes
 
+    def with_tokens(self, start: int, stop: int, new: str | Hole) -> DraftAddress:
+        """Return it with one token in the place of some."""
+        tokens = (*self.tokens[:start], new, *self.tokens[stop:])
+        return DraftAddress(tokens, self.axes)
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftRow:
@@ -97,6 +102,11 @@ class DraftRow:
     copies: frozenset[int] = frozenset()
     is_rest: bool = False
     is_live: bool = True
+
+    @property
+    def sides(self) -> tuple[tuple[DraftAddress, ...], tuple[DraftAddress, ...]]:
+        """Sources, and targets."""
+        return self.sources, self.targets
 
     @property
     def places(self) -> tuple[DraftAddress, ...]:

@@ -9,9 +9,11 @@ side is made of those of the other one, ``parts`` writes it as places.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +22,7 @@ from treeadapt.drafts.digits import fit_map
 from treeadapt.drafts.numbers import Origins
 from treeadapt.drafts.parts import Pattern, Variant, row_of_parts
 from treeadapt.drafts.rows import (
+    DraftAddress,
     DraftRow,
     Hole,
     Tokens,
@@ -61,65 +64,109 @@ def leaf_of(path: str, shape: tuple[int, ...]) -> NumberedLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Numbers that two leaves share: where they are in each."""
+    """Numbers that two leaves share, and where they are in each.
 
-    source: int
-    target: int
-    source_flat: np.ndarray
-    target_flat: np.ndarray
+    Attributes:
+        ends: the leaf of the source, and that of the target.
+        flats: flat indices of the numbers in each.
+    """
 
+    ends: tuple[NumberedLeaf, NumberedLeaf]
+    flats: tuple[np.ndarray, np.ndarray]
 
-#: Leaves of one side, by their numbers.
-Side: TypeAlias = Mapping[int, NumberedLeaf]
 
 #: Links that hang together, several times.
 Components: TypeAlias = Sequence[Sequence[Link]]
 
+#: How many leaves the source, and the target, have of each template.
+Counts: TypeAlias = tuple[Counter[Pattern], Counter[Pattern]]
+
 
 def find_links(
-    targets: Sequence[NumberedLeaf],
+    sources: Sequence[NumberedLeaf],
+    targets: Iterable[NumberedLeaf],
     origins: Mapping[str, Origins],
     least: float = _LEAST_KNOWN,
 ) -> list[Link]:
-    """Return which leaves share numbers."""
+    """Return which leaves share numbers.
+
+    Args:
+        sources: leaves, in the order in which ``origins`` counts them.
+        targets: leaves.
+        origins: where the numbers of targets are, by path.
+        least: share of a target whose place is known.
+    """
     links = []
-    for number, leaf in enumerate(targets):
+    for leaf in targets:
         origin = origins.get(leaf.path)
         if origin is None or origin.share < least or not len(origin.flat):
             continue
         order = np.argsort(origin.leaves, kind="stable")
-        leaves, starts = np.unique(origin.leaves[order], return_index=True)
-        for source, shared in zip(leaves, np.split(order, starts[1:]), strict=True):
+        numbers, starts = np.unique(origin.leaves[order], return_index=True)
+        for number, shared in zip(numbers, np.split(order, starts[1:]), strict=True):
             if origin.share >= _ALL or len(shared) >= _LEAST_LINK * len(origin.flat):
-                links.append(
-                    Link(
-                        int(source), number, origin.places[shared], origin.flat[shared]
-                    )
-                )
+                flats = origin.places[shared], origin.flat[shared]
+                links.append(Link((sources[number], leaf), flats))
     return links
 
 
 def rows_of_links(
-    sources: Sequence[NumberedLeaf],
-    targets: Sequence[NumberedLeaf],
-    links: Sequence[Link],
+    sources: Iterable[NumberedLeaf],
+    targets: Iterable[NumberedLeaf],
+    links: Iterable[Link],
 ) -> list[DraftRow]:
-    """Return the rows that shared numbers show; none for links that follow no row."""
+    """Return the rows that shared numbers show; none for links that follow no row.
+
+    Args:
+        sources: all leaves of the source.
+        targets: all leaves of the target.
+        links: between some of them.
+    """
+    counts = (
+        Counter(leaf.template for leaf in sources),
+        Counter(leaf.template for leaf in targets),
+    )
     pools: dict[object, list[list[Link]]] = {}
     for component in _components(links):
-        ends = {(0, sources[one.source].template) for one in component}
-        ends |= {(1, targets[one.target].template) for one in component}
+        ends = {end for link in component for end in enumerate(_templates(link))}
         pools.setdefault(frozenset(ends), []).append(component)
-    sides = dict(enumerate(sources)), dict(enumerate(targets))
-    by_pool = {ends: _rows_of_pool(*sides, pool) for ends, pool in pools.items()}
+    by_pool = {ends: _rows_of_pool(pool, counts) for ends, pool in pools.items()}
     failed = {ends: pools[ends] for ends, rows in by_pool.items() if not rows}
     rows = [row for rows in by_pool.values() for row in rows]
-    return rows + _rows_of_words(*sides, failed)
+    return rows + _rows_of_words(failed, counts)
 
 
-def _rows_of_words(
-    sources: Side, targets: Side, pools: Mapping[Any, Components]
-) -> list[DraftRow]:
+def _templates(link: Link) -> tuple[Pattern, Pattern]:
+    return link.ends[0].template, link.ends[1].template
+
+
+def _reread(
+    pool: Components, side: int, read: Callable[[NumberedLeaf], NumberedLeaf]
+) -> Components:
+    """Return links whose leaves on one side have other numbers in their paths."""
+    leaves = {link.ends[side].path: link.ends[side] for c in pool for link in c}
+    new = {path: read(leaf) for path, leaf in leaves.items()}
+
+    def ends(link: Link) -> tuple[NumberedLeaf, NumberedLeaf]:
+        one, two = link.ends
+        return (new[one.path], two) if side == 0 else (one, new[two.path])
+
+    return [[Link(ends(link), link.flats) for link in each] for each in pool]
+
+
+def _written_back(
+    row: DraftRow, side: int, write: Callable[[DraftAddress], DraftAddress | None]
+) -> DraftRow | None:
+    """Return a row with paths as they are on one side; None if one is not so made."""
+    addresses = tuple(filter(None, map(write, row.sides[side])))
+    if len(addresses) < len(row.sides[side]):
+        return None
+    if side == 0:
+        return dataclasses.replace(row, sources=addresses)
+    return dataclasses.replace(row, targets=addresses)
+
+
+def _rows_of_words(pools: Mapping[Any, Components], counts: Counts) -> list[DraftRow]:
     """Return the rows of pools that are one if words of a path are numbers.
 
     As the layers of a block are that are called ``local`` and ``global``.
@@ -129,18 +176,16 @@ def _rows_of_words(
     for side in (1, 0):
         alike: dict[object, dict[Pattern, Components]] = {}
         for ends, pool in pools.items():
-            if ends in done:
-                continue
             own = [template for s, template in ends if s == side]
             others = frozenset(end for end in ends if end[0] != side)
-            if len(own) == 1:
+            if len(own) == 1 and ends not in done:
                 alike.setdefault(others, {})[own[0]] = pool
         for by_template in alike.values():
             window = None
             if len(by_template) > 1:
                 window = windowed([*map(_as_tokens, by_template)])
             if window is not None:
-                every = _rows_of_window(sources, targets, side, by_template, window)
+                every = _rows_of_window(side, by_template, window, counts)
                 rows += every
                 seen = {(side, template) for template in by_template}
                 done |= {ends for ends in pools if every and ends & seen}
@@ -152,90 +197,61 @@ def _as_tokens(template: Pattern) -> Tokens:
 
 
 def _rows_of_window(
-    sources: Side,
-    targets: Side,
     side: int,
     pools: Mapping[Pattern, Components],
     window: tuple[int, int],
+    counts: Counts,
 ) -> list[DraftRow]:
     """Return the rows of pools whose paths differ within a window on one side."""
     first, last = window
 
-    def word(template: Pattern) -> str:
-        return "".join(map(str, template[first : len(template) - last]))
-
     def least(template: Pattern) -> list[tuple[int, ...]]:
-        other = (targets, sources)[side]
-        ends = [(one.target, one.source)[side] for c in pools[template] for one in c]
-        return sorted(other[number].numbers for number in ends)
+        links = itertools.chain(*pools[template])
+        return sorted(link.ends[1 - side].numbers for link in links)
 
     templates = sorted(pools, key=least)
     place = sum(token is None for token in templates[0][:first])
-    leaves = dict((sources, targets)[side])
-    for nth, template in enumerate(templates):
-        united = (*template[:first], None, *template[len(template) - last :])
-        for number, leaf in leaves.items():
-            if leaf.template == template:
-                numbers = (*leaf.numbers[:place], nth, *leaf.numbers[place:])
-                leaves[number] = dataclasses.replace(
-                    leaf, template=united, numbers=numbers
-                )
+    words = tuple("".join(map(str, t[first : len(t) - last])) for t in templates)
+
+    def numbered(leaf: NumberedLeaf) -> NumberedLeaf:
+        template, nth = leaf.template, templates.index(leaf.template)
+        return dataclasses.replace(
+            leaf,
+            template=(*template[:first], None, *template[len(template) - last :]),
+            numbers=(*leaf.numbers[:place], nth, *leaf.numbers[place:]),
+        )
+
+    def worded(address: DraftAddress) -> DraftAddress | None:
+        token = address.tokens[first]
+        if not isinstance(token, Hole):
+            return address.with_tokens(first, first + 1, words[int(token)])
+        if token.shift or len(token.atoms) > 1:
+            return None
+        hole = dataclasses.replace(token, texts=words)
+        return address.with_tokens(first, first + 1, hole)
+
     pool = [component for each in templates for component in pools[each]]
-    words = tuple(map(word, templates))
-    rows = []
-    one, two = (leaves, targets) if side == 0 else (sources, leaves)
-    for row in _rows_of_pool(one, two, pool):
-        sides = [row.sources, row.targets]
-        addresses = []
-        for each in sides[side]:
-            token = each.tokens[first]
-            if isinstance(token, Hole) and (token.shift or len(token.atoms) > 1):
-                break
-            new = (
-                dataclasses.replace(token, texts=words)
-                if isinstance(token, Hole)
-                else words[int(token)]
-            )
-            tokens = (*each.tokens[:first], new, *each.tokens[first + 1 :])
-            addresses.append(dataclasses.replace(each, tokens=tokens))
-        else:
-            sides[side] = tuple(addresses)
-            rows.append(dataclasses.replace(row, sources=sides[0], targets=sides[1]))
-    return rows
+    rows = _rows_of_pool(_reread(pool, side, numbered), counts)
+    return [new for row in rows if (new := _written_back(row, side, worded))]
 
 
-def _rows_in_blocks(sources: Side, targets: Side, pool: Components) -> list[DraftRow]:
+def _rows_in_blocks(pool: Components, counts: Counts) -> list[DraftRow]:
     """Return the rows if a number of a path is two: of a block, and within it.
 
     The one within the block is a number of the other path.
     """
-    links = [link for component in pool for link in component]
+    links = [*itertools.chain(*pool)]
     for side in (0, 1):
-        sides = sources, targets
-        ends = [
-            (
-                sides[side][(k.source, k.target)[side]],
-                sides[1 - side][(k.target, k.source)[side]],
-            )
-            for k in links
-        ]
-        if not all(a.numbers and b.numbers for a, b in ends):
-            continue
-        for place, other in itertools.product(
-            range(min(len(a.numbers) for a, _ in ends)),
-            range(min(len(b.numbers) for _, b in ends)),
-        ):
-            inner = [b.numbers[other] for _, b in ends]
-            outer = [a.numbers[place] for a, _ in ends]
+        numbers = [[link.ends[s].numbers for link in links] for s in (side, 1 - side)]
+        lengths = (range(min(map(len, every))) for every in numbers)
+        for place, other in itertools.product(*lengths):
+            outer = [each[place] for each in numbers[0]]
+            inner = [each[other] for each in numbers[1]]
             size = math.gcd(*(n - i for n, i in zip(outer, inner, strict=True)))
             if not 0 <= max(inner) < size or max(outer) < size:
                 continue
-            split = {
-                number: _in_block(leaf, place, size)
-                for number, leaf in sides[side].items()
-            }
-            one, two = (split, targets) if side == 0 else (sources, split)
-            rows = _Pool(one, two, pool).rows() or []
+            split = functools.partial(_in_block, place=place, size=size)
+            rows = _Pool(_reread(pool, side, split), counts).rows() or []
             joined = [_with_blocks(row, side, place, size) for row in rows]
             if rows and all(joined):
                 return [row for row in joined if row]
@@ -244,133 +260,121 @@ def _rows_in_blocks(sources: Side, targets: Side, pool: Components) -> list[Draf
 
 def _in_block(leaf: NumberedLeaf, place: int, size: int) -> NumberedLeaf:
     """Return a leaf with two numbers in place of one."""
-    if place >= len(leaf.numbers):
-        return leaf
     at = [i for i, token in enumerate(leaf.template) if token is None][place]
-    template = (*leaf.template[:at], None, *leaf.template[at:])
-    numbers = (*leaf.numbers[:place], *divmod(leaf.numbers[place], size))
-    numbers += leaf.numbers[place + 1 :]
-    return dataclasses.replace(leaf, template=template, numbers=numbers)
+    before, (number, *after) = leaf.numbers[:place], leaf.numbers[place:]
+    return dataclasses.replace(
+        leaf,
+        template=(*leaf.template[:at], None, *leaf.template[at:]),
+        numbers=(*before, *divmod(number, size), *after),
+    )
 
 
 def _with_blocks(row: DraftRow, side: int, place: int, size: int) -> DraftRow | None:
     """Return a row with one number in place of two; None if they are something else."""
-    sides = [row.sources, row.targets]
-    addresses = []
-    atoms: set[int] = set()
-    for each in sides[side]:
-        at = [n for n, t in enumerate(each.tokens) if isinstance(t, Hole)]
-        pair = [each.tokens[n] for n in at[place : place + 2]]
-        holes = [hole for hole in pair if isinstance(hole, Hole)]
-        if len(holes) < 2 or at[place] + 1 != at[place + 1]:
+    inner: set[int] = set()
+
+    def joined(address: DraftAddress) -> DraftAddress | None:
+        at = [n for n, t in enumerate(address.tokens) if isinstance(t, Hole)]
+        start = at[place]
+        holes = [t for t in address.tokens[start : start + 2] if isinstance(t, Hole)]
+        are_plain = not any(h.shift or h.texts or len(h.atoms) > 1 for h in holes)
+        if len(holes) < 2 or not are_plain:
             return None
-        if any(hole.shift or hole.texts or len(hole.atoms) > 1 for hole in holes):
-            return None
+        inner.update(holes[1].atoms)
         hole = Hole((*holes[0].atoms, *holes[1].atoms))
-        atoms |= {*holes[1].atoms}
-        tokens = (*each.tokens[: at[place]], hole, *each.tokens[at[place] + 2 :])
-        addresses.append(dataclasses.replace(each, tokens=tokens))
-    sides[side] = tuple(addresses)
-    return dataclasses.replace(
-        row,
-        sources=sides[0],
-        targets=sides[1],
-        sizes={**row.sizes, **dict.fromkeys(atoms, size)},
-        gaps=row.gaps | atoms,
-    )
+        return address.with_tokens(start, start + 2, hole)
+
+    new = _written_back(row, side, joined)
+    if new is None:
+        return None
+    sizes = {**row.sizes, **dict.fromkeys(inner, size)}
+    return dataclasses.replace(new, sizes=sizes, gaps=row.gaps | inner)
 
 
-def _rows_of_pool(sources: Side, targets: Side, pool: Components) -> list[DraftRow]:
+def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
     """Return the rows of components whose paths are alike but for numbers."""
-    rows = _Pool(sources, targets, pool).rows()
+    rows = _Pool(pool, counts).rows()
     if rows is not None:
         return rows
-    named = _rows_with_a_name(sources, targets, pool)
+    named = _rows_with_a_name(pool, counts)
     if named is not None:
         return named
-    if rows := _rows_in_blocks(sources, targets, pool):
+    if rows := _rows_in_blocks(pool, counts):
         return rows
     shapes: dict[object, list[Sequence[Link]]] = {}  # apart, some may follow one
     for component in pool:
-        key = frozenset(
-            (sources[one.source].shape, targets[one.target].shape) for one in component
-        )
+        key = frozenset((a.shape, b.shape) for a, b in (one.ends for one in component))
         shapes.setdefault(key, []).append(component)
     if len(shapes) == 1:
         return []
     parts = (
-        _Pool(sources, targets, part).rows()
-        or _rows_with_a_name(sources, targets, part)
+        _Pool(part, counts).rows() or _rows_with_a_name(part, counts)
         for part in shapes.values()
     )
     return [row for part in parts for row in part or ()]
 
 
-def _rows_with_a_name(
-    sources: Side, targets: Side, pool: Components
-) -> list[DraftRow] | None:
+def _rows_with_a_name(pool: Components, counts: Counts) -> list[DraftRow] | None:
     """Return the rows if one number of a path is a part of its name, as in ``w0``.
 
     So are those of arrays that follow each other and differ in size, and of ties. What
     follows each other and has one size is a stack in another order: no row says that.
     """
     for side in (0, 1):
-        every = {(one.source, one.target)[side] for links in pool for one in links}
-        leaves = {number: (sources, targets)[side][number] for number in sorted(every)}
         values: dict[tuple[Pattern, int], set[int]] = {}
         shapes: dict[Pattern, set[tuple[int, ...]]] = {}
-        for leaf in leaves.values():
+        for leaf in (link.ends[side] for component in pool for link in component):
             shapes.setdefault(leaf.template, set()).add(leaf.shape)
             for place, number in enumerate(leaf.numbers):
                 values.setdefault((leaf.template, place), set()).add(number)
         for (template, place), numbers in values.items():
             if not 1 < len(numbers) <= _MOST_NAMES:
                 continue
-            named = {
-                number: _named(leaf, place) if leaf.template == template else leaf
-                for number, leaf in leaves.items()
-            }
-            one, two = (named, targets) if side == 0 else (sources, named)
-            rows = _Pool(one, two, pool).rows() or []
+            named = functools.partial(_named, template=template, place=place)
+            rows = _Pool(_reread(pool, side, named), counts).rows() or []
             are_copies = all(len(r.places) > 2 and not r.has_bracket for r in rows)
             if rows and (are_copies or len(shapes[template]) > 1):
                 return rows
     return None
 
 
-def _named(leaf: NumberedLeaf, place: int) -> NumberedLeaf:
-    """Return a leaf one number of which is a word."""
-    at = [i for i, token in enumerate(leaf.template) if token is None][place]
-    template = list(leaf.template)
-    template[at] = str(leaf.numbers[place])
-    numbers = leaf.numbers[:place] + leaf.numbers[place + 1 :]
-    return dataclasses.replace(leaf, template=tuple(template), numbers=numbers)
+def _named(leaf: NumberedLeaf, template: Pattern, place: int) -> NumberedLeaf:
+    """Return a leaf one number of which is a word, if it has a template."""
+    if leaf.template != template:
+        return leaf
+    at = [i for i, token in enumerate(template) if token is None][place]
+    return dataclasses.replace(
+        leaf,
+        template=(*template[:at], str(leaf.numbers[place]), *template[at + 1 :]),
+        numbers=leaf.numbers[:place] + leaf.numbers[place + 1 :],
+    )
 
 
-def _components(links: Sequence[Link]) -> list[list[Link]]:
+def _components(links: Iterable[Link]) -> list[list[Link]]:
     """Divide links into those that hang together."""
-    parents: dict[tuple[int, int], tuple[int, int]] = {}
+    parents: dict[tuple[int, str], tuple[int, str]] = {}
 
-    def root(node: tuple[int, int]) -> tuple[int, int]:
+    def root(node: tuple[int, str]) -> tuple[int, str]:
         while parents.setdefault(node, node) != node:
             parents[node] = parents[parents[node]]
             node = parents[node]
         return node
 
+    links = [*links]
     for link in links:
-        parents[root((0, link.source))] = root((1, link.target))
-    components: dict[tuple[int, int], list[Link]] = {}
+        source, target = link.ends
+        parents[root((0, source.path))] = root((1, target.path))
+    components: dict[tuple[int, str], list[Link]] = {}
     for link in links:
-        components.setdefault(root((0, link.source)), []).append(link)
+        components.setdefault(root((0, link.ends[0].path)), []).append(link)
     return list(components.values())
 
 
 class _Pool:
     """Components that are alike but for numbers in paths."""
 
-    def __init__(self, sources: Side, targets: Side, components: Components) -> None:
-        self._sides = (sources, targets)
-        self._components = components
+    def __init__(self, components: Components, counts: Counts) -> None:
+        self._components, self._counts = components, counts
         self._captures = self._find_captures()
 
     def rows(self) -> list[DraftRow] | None:
@@ -386,7 +390,7 @@ class _Pool:
             row = self._row(links)
             if row is None:
                 return None
-            row = dataclasses.replace(row, pairs=_pairs(links, *self._sides))
+            row = dataclasses.replace(row, pairs=_pairs(links))
             form = row.sources, row.targets, row.gaps, row.notes
             rows.setdefault(form, []).append(row)
         alone = (every[0] for every in rows.values() if len(every) < 2)
@@ -401,15 +405,13 @@ class _Pool:
 
     def _has_more(self, row: DraftRow) -> bool:
         """Return whether other leaves have the paths of a row but for numbers."""
-        for side, paths in enumerate((row.source_paths, row.target_paths)):
-            every = self._sides[side].values()
-            templates = {leaf.template for leaf in every if leaf.path in {*paths}}
-            if sum(leaf.template in templates for leaf in every) > len({*paths}):
+        for counts, paths in zip(
+            self._counts, (row.source_paths, row.target_paths), strict=True
+        ):
+            templates = {*map(template_of, paths)}
+            if sum(counts[each] for each in templates) > len({*paths}):
                 return True
         return False
-
-    def _leaf(self, side: int, link: Link) -> NumberedLeaf:
-        return self._sides[side][(link.source, link.target)[side]]
 
     def _find_captures(
         self,
@@ -418,7 +420,7 @@ class _Pool:
         equal: dict[tuple[Pattern, Pattern], np.ndarray] = {}
         seen: dict[tuple[int, Pattern, int], set[int]] = {}
         for link in itertools.chain(*self._components):
-            one, two = self._leaf(0, link), self._leaf(1, link)
+            one, two = link.ends
             for side, leaf in enumerate((one, two)):
                 for place, number in enumerate(leaf.numbers):
                     seen.setdefault((side, leaf.template, place), set()).add(number)
@@ -459,7 +461,7 @@ class _Pool:
         return classes
 
     def _key(self, link: Link) -> tuple[int, ...]:
-        return self._captured(0, self._leaf(0, link))
+        return self._captured(0, link.ends[0])
 
     def _captured(self, side: int, leaf: NumberedLeaf) -> tuple[int, ...]:
         """Return the numbers of a path that are captures."""
@@ -471,8 +473,7 @@ class _Pool:
         """Return what decides of the form of a row: equal ones have one form."""
         kinds = set()
         for link in links:
-            for side in (0, 1):
-                leaf = self._leaf(side, link)
+            for side, leaf in enumerate(link.ends):
                 captured = {
                     place
                     for each in self._captures
@@ -486,30 +487,28 @@ class _Pool:
 
     def _variants(self, side: int, links: Sequence[Link]) -> list[Variant] | None:
         """Return the leaves of one side as arrays, one for each template."""
-        leaves: dict[Pattern, dict[int, NumberedLeaf]] = {}
-        for link in links:
-            leaf = self._leaf(side, link)
-            number = (link.source, link.target)[side]
-            leaves.setdefault(leaf.template, {})[number] = leaf
+        leaves: dict[Pattern, dict[str, NumberedLeaf]] = {}
+        for leaf in (link.ends[side] for link in links):
+            leaves.setdefault(leaf.template, {})[leaf.path] = leaf
         variants = []
-        for template, by_number in leaves.items():
+        for template, by_path in leaves.items():
             captured = {
                 place for each in self._captures for place in each[side, template]
             }
             first = self._key(links[0])
             rows = [
                 leaf.numbers
-                for leaf in by_number.values()
+                for leaf in by_path.values()
                 if self._captured(side, leaf) == first
             ]
             free = [i for i in range(len(rows[0])) if i not in captured]
             slots = [i for i in free if len({row[i] for row in rows}) > 1]
             values = [sorted({row[i] for row in rows}) for i in slots]
             by_slot = {
-                tuple(leaf.numbers[i] for i in slots) for leaf in by_number.values()
+                tuple(leaf.numbers[i] for i in slots) for leaf in by_path.values()
             }
             is_grid = len(by_slot) == len(rows) == math.prod(map(len, values))
-            shapes = {leaf.shape for leaf in by_number.values()}
+            shapes = {leaf.shape for leaf in by_path.values()}
             is_small = all(each[-1] < _MAX_NUMBER for each in values)
             if not is_grid or len(shapes) > 1 or not is_small:
                 return None
@@ -562,12 +561,10 @@ class _Pool:
         ranks = [{v: i for i, v in enumerate(values)} for values in part.values]
         flat, places = [], []
         for link in links:
-            leaf, other = self._leaf(side, link), self._leaf(1 - side, link)
+            leaf, other = link.ends[side], link.ends[1 - side]
             if leaf.template != part.template:
                 continue
-            inner, outer = (link.source_flat, link.target_flat)[
-                :: 1 if side == 0 else -1
-            ]
+            inner, outer = link.flats[side], link.flats[1 - side]
             slot = [
                 r[leaf.numbers[i]] for r, i in zip(ranks, part.positions, strict=True)
             ]
@@ -586,14 +583,13 @@ def _flat(values: Sequence[int], sizes: Sequence[int]) -> int:
 
 def _pairs(
     links: Iterable[Link],
-    sources: Side,
-    targets: Side,
 ) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
     """Return the leaves of each component."""
+    every = ([link.ends for link in component] for component in _components(links))
     return tuple(
         (
-            tuple(dict.fromkeys(sources[each.source].path for each in component)),
-            tuple(dict.fromkeys(targets[each.target].path for each in component)),
+            tuple(dict.fromkeys(source.path for source, _ in ends)),
+            tuple(dict.fromkeys(target.path for _, target in ends)),
         )
-        for component in _components(list(links))
+        for ends in every
     )
