@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -166,28 +166,24 @@ def _cut(step: int, size: int, other: Sequence[int]) -> list[Digit] | None:
     return digits
 
 
-def refined(digits: Sequence[Digit], cuts: Sequence[int]) -> list[Digit] | None:
-    """Cut the digits of one axis, the outermost first, at more places.
+def refined(digit: Digit, cuts: Iterable[int]) -> list[Digit] | None:
+    """Cut a digit at more places; return the parts, the outermost first.
 
     Args:
-        digits: of one axis of the array.
+        digit: of one axis of the array.
         cuts: of one axis of the other array, where another digit starts.
 
     Example:
-        >>> refined([Digit(0, 2, 6)], [1, 2, 4])
+        >>> refined(Digit(0, 2, 6), [1, 2, 4])
         [Digit(axis=0, step=4, size=3), Digit(axis=0, step=2, size=2)]
     """
-    every: list[Digit] = []
-    for digit in digits:
-        if digit.axis == COPIES:
-            every.append(digit)
-            continue
-        inner = [c for c in sorted(cuts) if digit.step < c < digit.step * digit.size]
-        pieces, step = [], digit.step
-        for cut in (*inner, digit.step * digit.size):
-            if cut % step:
-                return None
-            pieces.append(Digit(digit.axis, step, cut // step))
-            step = cut
-        every += reversed(pieces)
-    return every
+    if digit.axis == COPIES:
+        return [digit]
+    end, step = digit.step * digit.size, digit.step
+    pieces: list[Digit] = []
+    for cut in (*sorted(cut for cut in cuts if step < cut < end), end):
+        if cut % step:
+            return None
+        pieces.insert(0, Digit(digit.axis, step, cut // step))
+        step = cut
+    return pieces

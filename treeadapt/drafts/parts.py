@@ -180,7 +180,7 @@ class _Layout:
         for digits in each.digits:
             atoms_of_axis: list[int] = []
             for digit in digits:
-                pieces = refined([digit], cuts.get(digit.axis, ()))
+                pieces = refined(digit, cuts.get(digit.axis, ()))
                 if pieces is None:
                     return None
                 for piece in pieces:

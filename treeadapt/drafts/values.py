@@ -13,8 +13,8 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from treeadapt.drafts.rows import (
     tokens_of,
     windowed,
 )
+
+Node = TypeVar("Node", bound=Hashable)
 
 _LEAST_KNOWN = 0.2  # of a leaf, before its numbers are evidence
 _ALL = 0.9  # of a leaf: no number of it is in another one by chance
@@ -352,22 +354,28 @@ def _named(leaf: NumberedLeaf, template: Pattern, place: int) -> NumberedLeaf:
 
 def _components(links: Iterable[Link]) -> list[list[Link]]:
     """Divide links into those that hang together."""
-    parents: dict[tuple[int, str], tuple[int, str]] = {}
+    links = [*links]
+    ends = [[(side, leaf.path) for side, leaf in enumerate(x.ends)] for x in links]
+    roots = _roots(ends)
+    components: dict[object, list[Link]] = {}
+    for link, (source, _) in zip(links, ends, strict=True):
+        components.setdefault(roots[source], []).append(link)
+    return [*components.values()]
 
-    def root(node: tuple[int, str]) -> tuple[int, str]:
+
+def _roots(pairs: Iterable[Iterable[Node]]) -> dict[Node, Node]:
+    """Return for each of some nodes one that stands for all that hang together."""
+    parents: dict[Node, Node] = {}
+
+    def root(node: Node) -> Node:
         while parents.setdefault(node, node) != node:
             parents[node] = parents[parents[node]]
             node = parents[node]
         return node
 
-    links = [*links]
-    for link in links:
-        source, target = link.ends
-        parents[root((0, source.path))] = root((1, target.path))
-    components: dict[tuple[int, str], list[Link]] = {}
-    for link in links:
-        components.setdefault(root((0, link.ends[0].path)), []).append(link)
-    return list(components.values())
+    for one, two in pairs:
+        parents[root(one)] = root(two)
+    return {node: root(node) for node in parents}
 
 
 class _Pool:
@@ -413,52 +421,30 @@ class _Pool:
                 return True
         return False
 
-    def _find_captures(
-        self,
-    ) -> list[dict[tuple[int, Pattern], list[int]]]:
+    def _find_captures(self) -> list[dict[tuple[int, Pattern], list[int]]]:
         """Return classes of positions whose numbers are equal along every link."""
         equal: dict[tuple[Pattern, Pattern], np.ndarray] = {}
         seen: dict[tuple[int, Pattern, int], set[int]] = {}
         for link in itertools.chain(*self._components):
-            one, two = link.ends
-            for side, leaf in enumerate((one, two)):
+            for side, leaf in enumerate(link.ends):
                 for place, number in enumerate(leaf.numbers):
                     seen.setdefault((side, leaf.template, place), set()).add(number)
-            same = np.equal.outer(one.numbers, two.numbers)
-            key = one.template, two.template
+            same = np.equal.outer(link.ends[0].numbers, link.ends[1].numbers)
+            key = _templates(link)
             equal[key] = equal[key] & same if key in equal else same
-        classes: list[dict[tuple[int, Pattern], list[int]]] = []
-        sides = [
-            sorted({s for s, _ in equal}, key=str),
-            sorted({t for _, t in equal}, key=str),
-        ]
-        # A class starts from a number of one template and takes what equals it.
-        first = sides[0][0]
-        for place in range(sum(token is None for token in first)):
-            if len(seen.get((0, first, place), ())) < 2:
-                continue
-            nodes: dict[tuple[int, Pattern], list[int]] = {}
-            waiting, reached = [(0, first, place)], {(0, first, place)}
-            while waiting:
-                side, template, position = waiting.pop()
-                nodes.setdefault((side, template), []).append(position)
-                for (s, t), same in equal.items():
-                    if (s, t)[side] != template:
-                        continue
-                    others = np.flatnonzero(
-                        same[position] if side == 0 else same[:, position]
-                    )
-                    for other in map(int, others):
-                        node = (1 - side, (s, t)[1 - side], other)
-                        if node not in reached:
-                            reached.add(node)
-                            waiting.append(node)
-            whole = len(nodes) == len(sides[0]) + len(sides[1])
-            if whole and nodes not in classes:
-                classes.append(
-                    {key: sorted(position) for key, position in nodes.items()}
+        templates = {end for pair in equal for end in enumerate(pair)}
+        classes: dict[object, dict[tuple[int, Pattern], list[int]]] = {}
+        for node, root in _roots(
+            ((0, one, int(a)), (1, two, int(b)))
+            for (one, two), same in equal.items()
+            for a, b in np.argwhere(same)
+        ).items():
+            if len(seen[node]) > 1:
+                side, template, place = node
+                classes.setdefault(root, {}).setdefault((side, template), []).append(
+                    place
                 )
-        return classes
+        return [each for each in classes.values() if each.keys() == templates]
 
     def _key(self, link: Link) -> tuple[int, ...]:
         return self._captured(0, link.ends[0])
