@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from treeadapt.drafts.words import plain_words
 
 _MOST = 24  # layouts that are tried
+_MOST_IN_ONE = 3  # dims that may be one of the other side
 _APART = 64  # more than the axes of an array: parts of one are not side by side
 _TURNED = {("weight", "kernel"), ("kernel", "weight")}
 
@@ -197,67 +198,43 @@ def _layouts(
     return tuple(orders)
 
 
-Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
+Dims = tuple[int, ...]
 
 
 def _matched(
     source: Sequence[int], target: Sequence[int], ones: list[int], twos: list[int]
-) -> Iterator[Groups]:
+) -> Iterator[list[tuple[Dims, Dims]]]:
     """Yield groups of dims with equal products; one of both has one dim."""
     same = Counter(source[i] for i in ones) == Counter(target[i] for i in twos)
-    if same:
-        yield from _bijections(source, target, ones, twos)
-        return
-    yield from _grouped(source, target, ones, twos, [])
+    most = 1 if same else _MOST_IN_ONE
+
+    def grouped(
+        ones: Sequence[int], twos: Sequence[int]
+    ) -> Iterator[list[tuple[Dims, Dims]]]:
+        if not ones or not twos:
+            yield from [[]] * (not ones and not twos)
+            return
+        for some, others in _groups(ones, twos, most):
+            if _product(source, some) == _product(target, others):
+                left = [i for i in ones if i not in some]
+                right = [i for i in twos if i not in others]
+                for rest in grouped(left, right):
+                    yield [(some, others), *rest]
+
+    return grouped(ones, twos)
 
 
-def _bijections(
-    source: Sequence[int], target: Sequence[int], ones: list[int], twos: list[int]
-) -> Iterator[Groups]:
-    if not ones:
-        yield []
-        return
-    first, *others = ones
-    for two in twos:
-        if target[two] == source[first]:
-            left = [each for each in twos if each != two]
-            for rest in _bijections(source, target, others, left):
-                yield [((first,), (two,)), *rest]
+def _groups(
+    ones: Sequence[int], twos: Sequence[int], most: int
+) -> Iterator[tuple[Dims, Dims]]:
+    """Yield what the first of some dims may be with; one of both has one dim."""
+    first, *left = ones
+    yield from (((first,), (two,)) for two in twos)
+    for count in range(2, most + 1):
+        yield from (((first,), many) for many in itertools.combinations(twos, count))
+        for many in itertools.combinations(left, count - 1):
+            yield from (((first, *many), (two,)) for two in twos)
 
 
-def _grouped(
-    source: Sequence[int],
-    target: Sequence[int],
-    ones: list[int],
-    twos: list[int],
-    groups: Groups,
-) -> Iterator[Groups]:
-    if not ones and not twos:
-        yield groups
-        return
-    if not ones or not twos:
-        return
-    first, *others = ones
-    for two in twos:
-        if target[two] == source[first]:
-            left = [each for each in twos if each != two]
-            yield from _grouped(
-                source, target, others, left, [*groups, ((first,), (two,))]
-            )
-    for count in (2, 3):
-        for many in itertools.combinations(twos, count):
-            if math.prod(target[i] for i in many) == source[first]:
-                left = [each for each in twos if each not in many]
-                yield from _grouped(
-                    source, target, others, left, [*groups, ((first,), many)]
-                )
-        for many in itertools.combinations(others, count - 1):
-            group = (first, *many)
-            product = math.prod(source[i] for i in group)
-            for two in twos:
-                if target[two] == product:
-                    left = [each for each in others if each not in many]
-                    rest = [each for each in twos if each != two]
-                    yield from _grouped(
-                        source, target, left, rest, [*groups, (group, (two,))]
-                    )
+def _product(sizes: Sequence[int], dims: Dims) -> int:
+    return math.prod(sizes[dim] for dim in dims)
