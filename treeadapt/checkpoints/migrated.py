@@ -409,7 +409,8 @@ class _Moving:
             return group.place, number, owners
         if group.move is None:
             return owners
-        pieces = tuple((s, a, 0, b) for s, a, t, b in group.move.pieces if t == number)
+        own = (piece for piece in group.move.pieces if piece.target == number)
+        pieces = tuple(piece._replace(target=0) for piece in own)
         layout = group.move.targets[number]
         return owners, dataclasses.replace(group.move, targets=(layout,), pieces=pieces)
 

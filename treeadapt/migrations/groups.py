@@ -7,6 +7,7 @@ then of the target.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -84,10 +85,10 @@ class GroupMaker:
         if counts is None:
             return []
         groups = [*self._moved(matches, counts)]
-        self._check_inner(groups)
+        self._check_products(groups)
         return sorted(groups, key=lambda group: natural(group.targets[0][0]))
 
-    def _check_inner(self, groups: Sequence[Group]) -> None:
+    def _check_products(self, groups: Sequence[Group]) -> None:
         """Note sizes that differ between groups, and that only a product shows.
 
         Where queries have more heads than keys, ``(h d)`` with one ``h`` for both gives
@@ -158,7 +159,11 @@ class GroupMaker:
                 self.problems.fail(kind, text, self.row, values, paths)
 
     def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
-        """Count the numbers that the row's sources hold, by name."""
+        """Count the numbers that the row's sources hold, by name.
+
+        Returns:
+            None if sizes that would say so stay open, which is then a problem.
+        """
         most: dict[tuple[str, ...], int] = {}
         for address, _, captures in matches:
             for each in self.row.sources[address].path.captures:
@@ -231,9 +236,12 @@ class GroupMaker:
         }
         own = {**counts, **group_counts}
         is_whole = own != counts and not self._missing(values, leaves, own)
-        asks_target = is_whole and self.target is not None
-        if asks_target and (group := self._confirmed(values, leaves, own)):
-            return group
+        if is_whole and self.target is not None:
+            # Leaves that are fewer than those of another group: the target may say so.
+            with contextlib.suppress(_UnplannedError):
+                group = self._whole(values, leaves, own)
+                if all(path in self.target for path in group.filled):
+                    return group
         missing = self._missing(values, leaves, counts)
         if missing:
             paths = itertools.chain(*(by_index.values() for by_index in leaves))
@@ -262,20 +270,6 @@ class GroupMaker:
                 for index in itertools.islice(lacking, _SHOWN):
                     missing.append(self._path(address, values, index, counts))
         return missing
-
-    def _confirmed(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group | None:
-        """Plan a group with other counts than its row, if the target has them, too."""
-        before = self.problems
-        problems = Problems(num_made=before.num_made, more_bytes=before.more_bytes)
-        try:
-            alone = dataclasses.replace(self, problems=problems)
-            group = alone._whole(values, leaves, counts)
-        except _UnplannedError:
-            return None
-        if any(path not in (self.target or {}) for path in group.filled):
-            return None
-        before.num_made, before.more_bytes = problems.num_made, problems.more_bytes
-        return group
 
     def _whole(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
@@ -441,7 +435,7 @@ class GroupMaker:
         sides: Sequence[Sequence[Layout]],
         sizes: Sizes,
         sources: Sequence[Sequence[str]],
-        filled: str,
+        target_path: str,
     ) -> Move:
         """Return how the arrays of a group are moved, with their new dtype.
 
@@ -449,31 +443,35 @@ class GroupMaker:
             sides: layouts of the sources, and of the targets.
             sizes: of all names.
             sources: paths of the leaves of each source.
-            filled: the first target.
+            target_path: of the first target.
         """
-        row, source = self.row, sources[0][0]
+        row, source_path = self.row, sources[0][0]
         dtype = (
-            self._factor(sources)
+            self._dtype_of_product(sources)
             if row.values.multiply
-            else (self.source[source].dtype)
+            else self.source[source_path].dtype
         )
         lacking = [name for name in row.values.size_names if name not in sizes]
         if lacking:
-            text = f"{listing([source])}: the size of {listing(lacking)} stays open"
+            text = (
+                f"{listing([source_path])}: the size of {listing(lacking)} stays open"
+            )
             self._fault(f"{text}; write it in sizes=")
         values = row.values.with_sizes(sizes)
-        self._check_numbers(values, dtype, source)
-        after = self._cast(dtype, source, filled)
+        self._check_numbers(values, dtype, source_path)
+        after = self._cast_dtype(dtype, source_path, target_path)
         padded = (dtype, after) if row.values.pad else ()
         lacking = [each for each in padded if not has_zero(each)]
         if lacking:
-            text = f"{listing([source])}: {lacking[0]} has no zeros to pad with"
+            text = f"{listing([source_path])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
-        like: Any = (self.target or {}).get(filled)
+        like: Any = (self.target or {}).get(target_path)
         if row.values.fills and is_array(like) and like.dtype != after:
-            text = f"{listing([filled])} would be {after} and is {like.dtype}, and what"
-            cure = f"the target fills is not cast; write {{'cast': '{like.dtype}'}}"
-            self._fault(f"{text} {cure}", "values")
+            text = f"{listing([target_path])} would be {after} and is {like.dtype}"
+            cure = (
+                f"what the target fills is not cast; write {{'cast': '{like.dtype}'}}"
+            )
+            self._fault(f"{text}, and {cure}", "values")
         return Move(
             sources=tuple(sides[0]),
             targets=tuple(sides[1]),
@@ -485,7 +483,7 @@ class GroupMaker:
             lengths=(*self._lengths(sources).items(),) if row.values.multiply else (),
         )
 
-    def _factor(self, sources: Sequence[Sequence[str]]) -> Any:
+    def _dtype_of_product(self, sources: Sequence[Sequence[str]]) -> Any:
         """Return the dtype of what some factors make."""
         dtypes = {paths[0]: self.source[paths[0]].dtype for paths in sources}
         for path, dtype in dtypes.items():
@@ -495,9 +493,9 @@ class GroupMaker:
                 self._fault(text, "values")
         return factor_dtype(dtypes.values())
 
-    def _check_numbers(self, values: Values, dtype: Any, source: str) -> None:
+    def _check_numbers(self, values: Values, dtype: Any, source_path: str) -> None:
         """Raise unless arrays of a dtype can be computed with the row's numbers."""
-        text = f"{listing([source])} is"
+        text = f"{listing([source_path])} is"
         if not values.computes:
             return
         if not is_inexact_dtype(dtype):
@@ -510,14 +508,14 @@ class GroupMaker:
             text = f"{text} computed in {limits.dtype}, which cannot hold {numbers}"
             self._fault(text, "values")
 
-    def _cast(self, dtype: Any, source: str, filled: str) -> Any:
+    def _cast_dtype(self, dtype: Any, source_path: str, target_path: str) -> Any:
         """Return the dtype of what a group makes."""
         cast, undoes = self.row.values.cast, self.row.values.undoes
         if not cast:
             return dtype
         ends = [jnp.dtype(name) for name in (cast[0], cast[-1])]
         before, after = reversed(ends) if undoes else ends
-        like: Any = (self.target or {}).get(filled)
+        like: Any = (self.target or {}).get(target_path)
         problem = ""
         if undoes and len(cast) == 1 and is_array(like):
             after = like.dtype
@@ -531,7 +529,7 @@ class GroupMaker:
         if not problem and (kind_of(after) is None or kind_of(after) != kind_of(dtype)):
             problem = f"is {dtype}, and {after} is another kind of number"
         if problem:
-            self._fault(f"{listing([source])} {problem}", "values")
+            self._fault(f"{listing([source_path])} {problem}", "values")
         return after
 
     def _check_equal(self, sources: Sequence[Sequence[str]]) -> None:

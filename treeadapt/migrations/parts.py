@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from treeadapt.migrations.axes import Axis, Product
+from treeadapt.migrations.rows import Piece
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.templates import compose, decompose
 
@@ -88,13 +89,13 @@ def parts_of_box(
     """
     pads = move.values.pads(is_source=False)
     layout = move.targets[target]
-    pieces = [piece for piece in move.pieces if piece[2] == target]
+    pieces = [piece for piece in move.pieces if piece.target == target]
     ranges = {
         name: range(number, number + 1)
         for name, number in zip(layout.numbers, numbers, strict=True)
     }
     for smaller in _divided(move, target, box, max_elements):
-        for two in dict.fromkeys(piece[3] for piece in pieces):
+        for two in dict.fromkeys(piece.target_part for piece in pieces):
             spans: list[tuple[Product, range]] = []
             place = []
             for axis, each, whole_box in zip(layout.axes, smaller, box, strict=True):
@@ -213,7 +214,7 @@ def _part(
             for s, one in copies
         ),
         (Layout((*fixed,), tuple(Axis((product,)) for product, _ in spans)),),
-        tuple((number, 0, 0, 0) for number in range(len(copies))),
+        tuple(Piece(number, 0, 0, 0) for number in range(len(copies))),
         tuple((name, len(values)) for name, values in ranges.items()),
         dataclasses.replace(move.values, pad=()),
         move.dtype,

@@ -14,8 +14,8 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
@@ -42,11 +42,24 @@ MAX_CHARACTERS = 4_096
 
 _ESCAPE_OR_SPLIT = re.compile(rf"\\.|(?={SPLIT})", re.DOTALL)
 
-#: Source, its part, target and its part of each array that moves as a whole.
-Pieces: TypeAlias = Sequence[tuple[int, int, int, int]]
-
 #: Next to what a row drops, in the inverse of a table that fills it by a pattern.
 _UNDO_NEW = {"undo": "new"}
+
+
+class Piece(NamedTuple):
+    """What moves as a whole: one part of a source to one part of a target.
+
+    Attributes:
+        source: place of the source in its row.
+        source_part: of its bracket; 0 without one.
+        target: place of the target.
+        target_part: of its bracket.
+    """
+
+    source: int
+    source_part: int
+    target: int
+    target_part: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +191,7 @@ class Row:
         )
 
     @functools.cached_property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> tuple[Piece, ...]:
         """What moves as a whole: the parts of both sides go together in order.
 
         Sources that hold copies of one array are all in it; the first one is used.
@@ -187,9 +200,10 @@ class Row:
             [(n, k) for n, one in enumerate(side) for k in range(parts_of(one.axes))]
             for side in (self.sources, self.targets)
         )
-        if not self._has_parts:
-            return tuple((*s, *t) for s, t in itertools.product(sources, targets))
-        return tuple((*s, *t) for s, t in zip(sources, targets, strict=True))
+        pairs: Iterable[Any] = itertools.product(sources, targets)
+        if self._has_parts:
+            pairs = zip(sources, targets, strict=True)
+        return tuple(Piece(*source, *target) for source, target in pairs)
 
     @property
     def _has_parts(self) -> bool:

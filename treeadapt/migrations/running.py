@@ -32,7 +32,7 @@ from treeadapt.migrations.casting import (
     wide_dtype,
 )
 from treeadapt.migrations.operations import Values
-from treeadapt.migrations.rows import Pieces
+from treeadapt.migrations.rows import Piece
 
 #: What may be wrong with values.
 UNEQUAL = "the copies are not equal"
@@ -71,7 +71,7 @@ class Move:
 
     sources: tuple[Layout, ...]
     targets: tuple[Layout, ...]
-    pieces: Pieces
+    pieces: tuple[Piece, ...]
     sizes: tuple[tuple[str, int], ...]
     values: Values
     dtype: Any
@@ -383,7 +383,7 @@ def _moved(
             sources.append(xp.stack(inner) if layout.numbers else inner[0])
     gathered = []
     for number in range(len(move.targets)):
-        pieces = [piece for piece in move.pieces if piece[2] == number]
+        pieces = [piece for piece in move.pieces if piece.target == number]
         copies = [[piece] for piece in pieces] if move.compares else [pieces]
         arrays, *others = (_gathered(move, each, sources, xp, pairs) for each in copies)
         pairs += itertools.chain(*(zip(other, arrays, strict=True) for other in others))
@@ -438,7 +438,7 @@ def _multiplied(
 
 def _gathered(
     move: Move,
-    pieces: Pieces,
+    pieces: Sequence[Piece],
     sources: Sequence[Any],
     xp: Any,
     pairs: list[tuple[Any, Any]],
@@ -452,7 +452,7 @@ def _gathered(
         xp: ``numpy`` or ``jax.numpy``.
         pairs: gets the arrays of which a copy is taken, each with that copy.
     """
-    target = move.targets[pieces[0][2]]
+    target = move.targets[pieces[0].target]
     parts = []
     for s, one, _, two in pieces:
         source, array = move.sources[s], sources[s]
