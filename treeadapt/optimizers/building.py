@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import optax
@@ -85,6 +85,7 @@ _ITEMS = {
 }
 _RATES = ("learning_rate", "step_size", "step_size_fn")
 _INJECTED = ("number", "rate")  # kinds that a state can hold
+_MAY_BE_EMPTY = ("any", "dimensions", "tuple", "item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +124,10 @@ class Rate:
 
 class TooMuchError(Exception):
     """A file asks for more than is read; the text says of what."""
+
+
+class _NothingError(Exception):
+    """A value is wrong, which has been noted, or nobody gives it."""
 
 
 class Builder:
@@ -176,14 +181,21 @@ class Builder:
         self._label = label
         return self._read(Argument(TRANSFORMATION), data, place)
 
-    def find(self, place: str, text: str) -> Any:
+    def find(self, place: str, text: str) -> None:
         """Note what is wrong at a place."""
         self._num_found += 1
         self.findings[f"{place}: {text}" if place else text] = None
-        return NOTHING
+
+    def _refuse(self, place: str, text: str) -> NoReturn:
+        """Note what is wrong at a place, and read no further there."""
+        self.find(place, text)
+        raise _NothingError
 
     def _read(self, argument: Argument, data: Any, place: str) -> Any:
-        """Read a value as its argument asks; ``NOTHING`` if that cannot be done."""
+        """Read a value as its argument asks; ``NOTHING`` if that cannot be done.
+
+        Methods with the names of kinds read data of these; they raise in that case.
+        """
         self._num_read += 1
         self._depth += 1
         if self._num_read > MAX_VALUES:
@@ -194,34 +206,36 @@ class Builder:
         try:
             if isinstance(data, dict) and data.keys() == {"given"}:
                 return self._read_named(argument, data["given"], place)
-            if data is None or (isinstance(data, str) and data == "none"):
-                is_fine = argument.allows_none
-                return None if is_fine else self._unlike(argument, data, place)
-            if _is_plain(data):
-                return self._read_plain(argument, data, place)
-            is_fine = _fits(argument.kind, data)
-            return data if is_fine else self._unlike(argument, data, place)
+            return self._read_given(argument, data, place)
+        except _NothingError:
+            return NOTHING
         finally:
             self._depth -= 1
 
-    def _read_plain(self, argument: Argument, data: Any, place: str) -> Any:
+    def _read_given(self, argument: Argument, data: Any, place: str) -> Any:
         kind, choices = argument.kind, argument.choices
-        types = _FORMS[kind][0] if kind in _FORMS else (type(data),)
-        is_empty = data in ([], {}) and kind not in ("any", "dimensions", "tuple")
-        if type(data) not in types or is_empty:
-            return self._unlike(argument, data, place)
-        read = getattr(self, f"_{kind}", None)
+        is_plain = type(data) in (bool, int, float, str, list, dict)
+        if data is None or (is_plain and data == "none"):
+            data, is_plain, fits = None, False, argument.allows_none
+        elif is_plain:
+            fits = kind not in _FORMS or type(data) in _FORMS[kind][0]
+            fits = fits and (data not in ([], {}) or kind in _MAY_BE_EMPTY)
+        else:
+            fits = _fits(kind, data)
+        if not fits:
+            self._unlike(argument, data, place)
+        read = getattr(self, f"_{kind}", None) if is_plain else None
         value = data if read is None else read(argument, data, place)
         if isinstance(value, str) and choices and value not in choices:
-            return self.find(place, f"{value!r} is none of {listing(choices)}")
+            self._refuse(place, f"{value!r} is none of {listing(choices)}")
         return value
 
     def _read_named(self, argument: Argument, name: Any, place: str) -> Any:
         if not isinstance(name, str):
-            return self.find(place, 'given is the name of a value: { given = "rate" }')
+            self._refuse(place, 'given is the name of a value: { given = "rate" }')
         if name in self._within:
             circle = " -> ".join([*self._within, name])
-            return self.find(f"given.{name}", f"it needs itself: {circle}")
+            self._refuse(f"given.{name}", f"it needs itself: {circle}")
         if name not in self._values_by_name:
             self.lacking.setdefault(name, place)
             return NOTHING
@@ -232,38 +246,33 @@ class Builder:
 
     def _read_all(self, argument: Argument, items: Any, place: str) -> Any:
         """Read the values of a list, or of a table of patterns or names."""
-        if len(items) > MAX_BOUNDARIES and argument in _ITEMS.values():
-            text = f"it has {len(items):,} entries; at most {MAX_BOUNDARIES:,}"
-            return self.find(place, text)
         is_table = isinstance(items, dict)
         values = {
             key: self._read(argument, items[key], place + _step(key))
             for key in (items if is_table else range(len(items)))
         }
-        if _lacks(values.values()):
-            return NOTHING
+        _require_all(values)
         return values if is_table else [*values.values()]
 
-    def _unlike(self, argument: Argument, data: Any, place: str) -> Any:
-        """Note that a value is of another kind."""
+    def _unlike(self, argument: Argument, data: Any, place: str) -> NoReturn:
+        """Refuse a value that is of another kind."""
         name, kind = place.rpartition(".")[2], argument.kind
         _, what, example = _FORMS.get(kind, ((), "a number", "1.0"))
         if kind == "object":
             example = f'{name} = {{ given = "{name}" }}, and pass {name}='
         what += f" of length {argument.length}" if argument.length else ""
         seen = f"the {type(data).__name__} {one_line(repr(data))}"
-        seen = "none" if data in (None, "none") else seen
+        seen = "none" if data is None else seen
         if isinstance(data, str) and data in self._values_by_name:
             example = f'{{ given = "{data}" }}'
-        return self.find(place, f"expected {what}, not {seen}; write {example}")
+        self._refuse(place, f"expected {what}, not {seen}; write {example}")
 
     # What is called
 
     def _transformation(self, argument: Argument, data: Any, place: str) -> Any:
         if isinstance(data, dict):
             return self._call(data, place, TRANSFORMATION)
-        parts = self._read_all(argument, data, place)
-        return parts if parts is NOTHING else optax.chain(*map(_nested, parts))
+        return optax.chain(*map(_nested, self._read_all(argument, data, place)))
 
     def _schedule(self, _: Argument, data: Any, place: str) -> Any:
         return self._call(data, place, SCHEDULE)
@@ -277,12 +286,8 @@ class Builder:
     _count = _rate
 
     def _call(self, data: Mapping[str, Any], place: str, makes: str) -> Any:
-        num_found, factory = self._num_found, self._factory(data, place, makes)
-        if factory is None:
-            return NOTHING
+        factory = self._factory(data, place, makes)
         values = self._values(factory, data, place)
-        if self._num_found > num_found or _lacks(values.values()):
-            return NOTHING
         if factory.name == PARTITION:
             return self._partitioned(place)
         call = factory.call
@@ -293,39 +298,33 @@ class Builder:
             result = call(**{name: _nested(value) for name, value in values.items()})
         except Exception as error:  # noqa: BLE001 - of Optax or the caller: a finding
             why = one_line(error) or type(error).__name__
-            return self.find(place, f"{factory.name} refuses this: {why}")
-        if _fits(makes, result):
-            return result
-        what = f"{one_line(repr(result))}, which is not a {makes}"
-        return self.find(place, f"{factory.name} returns {what}")
+            self._refuse(place, f"{factory.name} refuses this: {why}")
+        if not _fits(makes, result):
+            what = f"{one_line(repr(result))}, which is not a {makes}"
+            self._refuse(place, f"{factory.name} returns {what}")
+        return result
 
-    def _factory(
-        self, data: Mapping[str, Any], place: str, makes: str
-    ) -> Factory | None:
-        """Return what a table calls; None, and a finding, if that cannot be."""
+    def _factory(self, data: Mapping[str, Any], place: str, makes: str) -> Factory:
+        """Return what a table calls."""
         name = data.get("type", data.get("name", data.get("_target_")))
-        factory = self._factories.get(name) if isinstance(name, str) else None
         near = self._near_type(name, makes) if isinstance(name, str) else ""
-        tables = [
-            key for key, x in data.items() if isinstance(x, dict) and key != "type"
-        ]
         if "type" not in data or not isinstance(name, str):
+            tables = [n for n, x in data.items() if isinstance(x, dict) and n != "type"]
             cure = f'write type = "{near}"' if near else f"write {_FORMS[makes][2]}"
             if place == "optimizer" and tables and not near:
                 cure = f"did you mean [optimizers.{RULES_FILE.key(tables[0])}]?"
-            self.find(place, f"it has no type; {cure}")
-        elif factory is None:
+            self._refuse(place, f"it has no type; {cure}")
+        if name not in self._factories:
             cure = f"did you mean {near!r}?" if near else "types have Optax's names"
             cure = REFUSED.get(name, cure)
-            self.find(f"{place}.type", f"there is no type {listing([name])}; {cure}")
-        elif factory.makes not in (makes, ""):
+            self._refuse(f"{place}.type", f"there is no type {listing([name])}; {cure}")
+        factory = self._factories[name]
+        if factory.makes not in (makes, ""):
             wrong = f"{name} makes a {factory.makes}, not a {makes}"
             if makes == TRANSFORMATION:
                 wrong += '; write { type = "scale_by_schedule", step_size_fn = ... }'
-            self.find(f"{place}.type", wrong)
-        else:
-            return factory
-        return None
+            self._refuse(f"{place}.type", wrong)
+        return factory
 
     def _near_type(self, text: str, makes: str) -> str:
         """Return the type that a text may mean, whatever its case and package."""
@@ -338,6 +337,7 @@ class Builder:
         self, factory: Factory, data: Mapping[str, Any], place: str
     ) -> dict[str, Any]:
         """Read the arguments of a call; notes those that it lacks, or has too many."""
+        num_found = self._num_found
         arguments = {**factory.arguments, **self._injected(factory, data, place)}
         values: dict[str, Any] = {}
         meant: set[str] = set()
@@ -360,8 +360,10 @@ class Builder:
         lacking = [n for n, x in arguments.items() if x.is_required and n not in values]
         if lacking and not meant.issuperset(lacking):
             self.find(place, f"{factory.name} needs {listing(lacking)}")
-        is_whole = not (lacking or _lacks(values.values()))
-        if is_whole and factory.name == "join_schedules":
+        if self._num_found > num_found:
+            raise _NothingError
+        _require_all(values)
+        if factory.name == "join_schedules":
             self._check_boundaries(f"{place}.boundaries", **values)
         return values
 
@@ -371,9 +373,9 @@ class Builder:
         count = len(schedules) - 1
         if len(boundaries) != count:
             text = f"{count + 1} schedules have {count} boundaries"
-            self.find(place, f"{text}, not {len(boundaries)}")
-        elif [*boundaries] != sorted(set(boundaries)):
-            self.find(place, "they are not in order")
+            self._refuse(place, f"{text}, not {len(boundaries)}")
+        if [*boundaries] != sorted(set(boundaries)):
+            self._refuse(place, "they are not in order")
 
     def _injected(
         self, factory: Factory, data: Mapping[str, Any], place: str
@@ -396,10 +398,9 @@ class Builder:
     def _partitioned(self, place: str) -> Any:
         self.num_partitions += 1
         if self._label or self.num_partitions > 1:
-            return self.find(place, "partition goes into [optimizer], and once")
+            self._refuse(place, "partition goes into [optimizer], and once")
         if self.partition is None:
-            text = "partition needs [rules], and [optimizers] for them"
-            return self.find(place, text)
+            self._refuse(place, "partition needs [rules], and [optimizers] for them")
         return self.partition()
 
     # What is data
@@ -409,32 +410,30 @@ class Builder:
             text = "a schedule cannot be here, where Optax takes a number"
             name = place.rpartition(".")[2]
             cure = f'; write inject = ["{name}"] next to type'
-            return self.find(place, text + cure * (argument.kind in _INJECTED))
+            self._refuse(place, text + cure * (argument.kind in _INJECTED))
         if isinstance(data, str):
             with contextlib.suppress(ValueError):
                 text = f"{data!r} is a text, not the number {float(data)!r}"
                 yaml = "; YAML takes 1e-3 for a text, and 1.0e-3 for a number"
-                return self.find(place, text + yaml * ("e" in data.lower()))
+                self._refuse(place, text + yaml * ("e" in data.lower()))
         if type(data) not in (int, float):
-            return self._unlike(argument, data, place)
+            self._unlike(argument, data, place)
         if not -_MAX_NUMBER <= data <= _MAX_NUMBER:
             text = f"{one_line(data)} is not a finite number of at most {_MAX_NUMBER}"
-            return self.find(place, text)
+            self._refuse(place, text)
         if isinstance(data, int) and abs(data) > LARGEST:
             text = f"{data!r} is more than {LARGEST:,}"  # of an int32 on a device
-            return self.find(place, f"{text}; write {float(data)!r}")
+            self._refuse(place, f"{text}; write {float(data)!r}")
         if argument.least is not None and data < argument.least:
-            return self.find(place, f"{data!r} is less than {argument.least}")
+            self._refuse(place, f"{data!r} is less than {argument.least}")
         return data
 
     def _whole(self, argument: Argument, data: Any, place: str) -> Any:
         number = self._number(argument, data, place)
-        if number is NOTHING:
-            return number
         if number != int(number):
-            return self.find(place, f"{number!r} is not a whole number")
+            self._refuse(place, f"{number!r} is not a whole number")
         if abs(number) > argument.most:
-            return self.find(place, f"{number!r} is more than {argument.most:,}")
+            self._refuse(place, f"{number!r} is more than {argument.most:,}")
         return int(number)
 
     def _dtype(self, argument: Argument, data: Any, place: str) -> Any:
@@ -443,7 +442,7 @@ class Builder:
             dtype = jnp.dtype(data) if re.fullmatch("[a-z][a-z0-9_]*", data) else None
             if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
                 return dtype
-        return self._unlike(argument, data, place)
+        self._unlike(argument, data, place)
 
     def _any(self, argument: Argument, data: Any, place: str) -> Any:
         if isinstance(data, dict) and "type" in data:
@@ -455,6 +454,9 @@ class Builder:
         return data if is_text else self._number(argument, data, place)
 
     def _schedules(self, argument: Argument, data: Any, place: str) -> Any:
+        if len(data) > MAX_BOUNDARIES:
+            text = f"it has {len(data):,} entries; at most {MAX_BOUNDARIES:,}"
+            self._refuse(place, text)
         return self._read_all(_ITEMS[argument.kind], data, place)
 
     _boundaries = _cycles = _schedules
@@ -462,31 +464,38 @@ class Builder:
     def _scales(self, argument: Argument, data: Any, place: str) -> Any:
         for step in data:
             if not re.fullmatch("[0-9]{1,10}", step) or int(step) > LARGEST:
-                return self.find(place, f"{listing([step])} is not a step")
+                self._refuse(place, f"{listing([step])} is not a step")
         scales = self._schedules(argument, data, place)
-        return scales if scales is NOTHING else {int(k): x for k, x in scales.items()}
+        return {int(step): scale for step, scale in scales.items()}
 
     def _cycle(self, _: Argument, data: Any, place: str) -> Any:
         cosine = self._factories["warmup_cosine_decay_schedule"]
-        values = self._values(cosine, data, place)
-        return NOTHING if _lacks(values.values()) else values
+        return self._values(cosine, data, place)
 
     def _tuple(self, argument: Argument, data: Any, place: str) -> Any:
         if len(data) != (argument.length or len(data)):
-            return self._unlike(argument, data, place)
-        parts = []
-        for number, each in enumerate(data):
-            kind = "tuple" if isinstance(each, list) else "number"
-            kind = "text" if isinstance(each, str) else kind
-            item = dataclasses.replace(argument, kind=kind, length=None)
-            parts.append(self._read(item, each, place + _step(number)))
-        return NOTHING if _lacks(parts) else tuple(parts)
+            self._unlike(argument, data, place)
+        item = dataclasses.replace(argument, kind="item", length=None)
+        return tuple(self._read_all(item, data, place))
+
+    def _item(self, argument: Argument, data: Any, place: str) -> Any:
+        if isinstance(data, list):
+            return self._tuple(argument, data, place)
+        is_text = isinstance(data, str)
+        return data if is_text else self._number(argument, data, place)
 
     def _axis(self, _: Argument, data: Any, place: str) -> Any:
-        if not isinstance(data, list):
-            return self._whole(_AXIS, data, place)
-        axes = self._read_all(_AXIS, data, place)
-        return axes if axes is NOTHING else tuple(axes)
+        if isinstance(data, list):
+            return tuple(self._read_all(_AXIS, data, place))
+        return self._whole(_AXIS, data, place)
+
+    def _dimensions(self, argument: Argument, data: Any, place: str) -> Any:
+        if not data.keys() <= {*argument.fields._fields}:
+            self._unlike(argument, data, place)
+        return argument.fields(**self._read_all(Argument("axis"), data, place))
+
+    def _stacks(self, _: Argument, data: Any, place: str) -> Any:
+        return read_stacks(data)
 
     # What selects leaves
 
@@ -497,26 +506,14 @@ class Builder:
         return self._selecting(place, patterns, lambda: as_selector(patterns))
 
     def _factors(self, argument: Argument, data: Any, place: str) -> Any:
-        item = _NUMBER
+        item, fields = _NUMBER, argument.fields
         if argument.kind == "axes":
-            fields = argument.fields
             item = Argument("dimensions", allows_none=True, fields=fields)
         values = self._read_all(item, data, place)
-        if values is NOTHING:
-            return values
         make = functools.partial(Rules, values, **self._options)
         return self._selecting(place, [*values], make)
 
     _axes = _factors
-
-    def _dimensions(self, argument: Argument, data: Any, place: str) -> Any:
-        if not data.keys() <= {*argument.fields._fields}:
-            return self._unlike(argument, data, place)
-        axes = self._read_all(Argument("axis"), data, place)
-        return axes if axes is NOTHING else argument.fields(**axes)
-
-    def _stacks(self, _: Argument, data: Any, place: str) -> Any:
-        return self._selecting(place, [], lambda: read_stacks(data))
 
     def _selecting(
         self, place: str, patterns: Sequence[Any], make: Callable[[], Any]
@@ -526,10 +523,9 @@ class Builder:
             check_patterns("", patterns, allow_regex=self._allow_regex)
             where = make()
         except TreeAdaptError as error:
-            return self.find(place, str(error).removeprefix("Rules file '': "))
-        if patterns:
-            each = Selection(place, self._label, where, tuple(patterns))
-            self.selections.append(each)
+            self._refuse(place, str(error).removeprefix("Rules file '': "))
+        each = Selection(place, self._label, where, tuple(patterns))
+        self.selections.append(each)
         return where
 
 
@@ -546,7 +542,7 @@ def _fits(kind: str, value: Any) -> bool:
     if kind in (SCHEDULE, "rate", "count"):
         is_schedule = callable(value) and not is_transformation(value)
         return is_schedule or (is_number and kind != SCHEDULE)
-    return is_number or kind not in ("number", "whole")
+    return is_number or kind not in ("number", "whole", "item")
 
 
 def _near(text: str, names: Iterable[str]) -> str:
@@ -560,9 +556,7 @@ def _step(key: str | int) -> str:
     return f"[{key}]" if isinstance(key, int) else f".{RULES_FILE.key(key)}"
 
 
-def _lacks(values: Iterable[Any]) -> bool:
-    return any(value is NOTHING for value in values)
-
-
-def _is_plain(data: Any) -> bool:
-    return type(data) in (type(None), bool, int, float, str, list, dict)
+def _require_all(values: Mapping[Any, Any]) -> None:
+    """Raise if some value is wrong, or nobody gives it."""
+    if any(value is NOTHING for value in values.values()):
+        raise _NothingError

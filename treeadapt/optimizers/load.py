@@ -189,7 +189,8 @@ def _built(
     by_label, root = document.get("optimizers", {}), document.get("optimizer")
     if not isinstance(by_label, dict) or isinstance(by_label.get("type"), str):
         text = "it holds a table for each label; did you mean [optimizer]?"
-        return builder.find("optimizers", text), {}
+        builder.find("optimizers", text)
+        return NOTHING, {}
     tables = by_label | ({} if root is None else {"": root})
     transforms = {
         label: builder.build(table, f"optimizers.{RULES_FILE.key(label)}", label)

@@ -55,19 +55,19 @@ def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
     if isinstance(value, ShardLargest):
         return value
     if isinstance(value, PartitionSpec):
-        if getattr(value, "unreduced", None) or getattr(value, "reduced", None):
-            raise ShardingError(
-                f"{who} gives {value}. Leave out what is unreduced or reduced: only "
-                "values inside a program can be."
-            )
-        return _with_one_rest(value, who)
-    if isinstance(value, tuple | list):
-        spec = PartitionSpec(*(_entry(entry, value, who) for entry in value))
-        return _with_one_rest(spec, who)
-    raise _no_spec(value, who)
-
-
-def _with_one_rest(spec: PartitionSpec, who: str) -> PartitionSpec:
+        spec = value
+    elif isinstance(value, tuple | list) and all(
+        isinstance(name, str) and name for each in value for name in mesh_axes(each)
+    ):
+        spec = PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in value))
+    else:
+        seen = shorten(repr(value))
+        raise ShardingError(f"{who} gives {seen}, which is not a spec. {_WRITTEN}")
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        raise ShardingError(
+            f"{who} gives {spec}. Leave out what is unreduced or reduced: only values "
+            "inside a program can be."
+        )
     if [*spec].count(...) > 1:
         raise ShardingError(
             f"{who} gives {spec_text(spec)}. Write ... once: it stands for all axes "
@@ -209,18 +209,6 @@ def spec_problem(
     return None
 
 
-def _entry(entry: Any, value: Any, who: str) -> Any:
-    if not all(isinstance(name, str) and name for name in mesh_axes(entry)):
-        raise _no_spec(value, who)
-    return tuple(entry) if isinstance(entry, list) else entry
-
-
-def _no_spec(value: Any, who: str) -> ShardingError:
-    return ShardingError(
-        f"{who} gives {shorten(repr(value))}, which is not a spec. {_WRITTEN}"
-    )
-
-
 def box_specs(
     view: TreeView, logical_axes: Mapping[str, Any] | AxisRules
 ) -> dict[int, PartitionSpec]:
@@ -240,14 +228,10 @@ def box_specs(
     named = axis_names(view)
     pairs = _pairs(logical_axes) if named else ()
     translated = {name for name, _ in pairs}
-    named = {
-        index: names
-        for index, names in named.items()
-        if not (names.is_note and translated.isdisjoint(names.names))
-    }
     return {
         index: _spec(names, pairs, view.plan.paths[index])
         for index, names in named.items()
+        if not (names.is_note and translated.isdisjoint(names.names))
     }
 
 
@@ -273,27 +257,25 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
             paths=[path],
         )
     pairs = (*pairs, *named.rules)
-    ruled = dict.fromkeys(name for name, _ in pairs)
+    ruled = {name for name, _ in pairs if name is not None}
     entries: list[Any] = [None] * len(named.names)
-    used: dict[str, None] = {}
+    places: dict[Any, int] = {}  # of logical names
+    used: set[str] = set()
     for place, name in enumerate(named.names):
-        if name is None or name in ruled:
-            continue
-        if named.logical:
+        if name in ruled:
+            places[name] = place
+        elif name is not None and named.logical:
             raise ShardingError(
                 f"The box at {listing([path])} names an axis {name!r}, which is a "
                 "logical name. Say which mesh axes it is: "
                 f"logical_axes={{{name!r}: 'model'}}, or None for an axis that is not "
                 "sharded."
             )
-        entries[place] = name
-        used.update(dict.fromkeys(mesh_axes(name)))
-    still_open = [name if name in ruled else None for name in named.names]
+        else:
+            entries[place] = name
+            used.update(mesh_axes(name))
     for name, axes in pairs:
-        for place, wanted in enumerate(still_open):
-            is_used = any(axis in used for axis in mesh_axes(axes))
-            if wanted is not None and wanted == name and not is_used:
-                entries[place] = tuple(axes) if isinstance(axes, list) else axes
-                used.update(dict.fromkeys(mesh_axes(axes)))
-                still_open[place] = None
+        if name in places and used.isdisjoint(mesh_axes(axes)):
+            entries[places.pop(name)] = tuple(axes) if isinstance(axes, list) else axes
+            used.update(mesh_axes(axes))
     return PartitionSpec(*entries)
