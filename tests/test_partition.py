@@ -365,7 +365,7 @@ class Color(enum.Enum):
             {"slow": 1, "fast": 1},
             {"w": "slwo", "b": "fast"},
             ta.TransformError,
-            r"'slwo' \(did you mean 'slow'\?\), 'fast'",
+            "'slwo', 'fast'",
         ),
         ({"a": 1}, {"w": {"x": "a"}, "b": "a"}, ta.TransformError, "treeadapt.lift"),
         (
@@ -399,11 +399,6 @@ def test_errors_are_reported_before_any_params_are_seen(txs, rules, error, words
     ("rules", "error", "words"),
     [
         ({"w": "a", "b": "typo"}, ta.TransformError, r"'typo' \('b'\).*'a'"),
-        (
-            {"w": "a", "b": "frozn"},
-            ta.TransformError,
-            r"'frozn' \(did you mean 'frozen'\?\) \('b'\)",
-        ),
         (lambda p: {"w": "a", "b": "typo"}, ta.TransformError, r"'typo' \('b'\)"),
         (lambda p: {"w": "a", "b": 0}, ta.TransformError, r"label 0 \('b'\)"),
         (lambda p: {"w": "a", "b": None}, ta.UnmatchedPathError, "'b'"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections.abc import (
     Callable,
     Collection,
@@ -49,9 +48,6 @@ from treeadapt.transforms.flat import (
 )
 from treeadapt.transforms.stale import explained_state
 from treeadapt.transforms.unlifted import (
-    code_of,
-    functions_asked,
-    name_of,
     patterns_held,
     refuse_text_masks,
     unlifted_trees,
@@ -355,14 +351,6 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
                 "Wrap them, such as mask=treeadapt.lift(mask): their label paths then "
                 "find their leaves."
             ) from error
-        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        for fn in functions_asked(tx):
-            if code_of(fn) in codes:
-                error.add_note(
-                    f"The function {name_of(fn)} is shown the flat dict {{path: "
-                    "array}. A mask or label function may be asked about the tree "
-                    "itself: treeadapt.lift(function)."
-                )
         raise
 
 

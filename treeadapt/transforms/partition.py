@@ -11,6 +11,7 @@ See ``rules`` for which leaf has which label, ``adapt`` for the way to flat dict
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
-from treeadapt.names import Speller, listing
+from treeadapt.names import listing
 from treeadapt.selection.answers import Split
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
@@ -215,14 +216,9 @@ def _run_groups(
         asked = dataclasses.replace(whole, strict=False) if lenient else whole
         paths = list(fast_params(flat))
         by_label, regions = _divide(paths, labels.answer(asked, paths))
-        stray = {
-            label: list(group)
-            for label, group in by_label.items()
-            if label not in inner and label != still
-        }
+        stray = {x: by_label[x] for x in by_label if x not in (*inner, still)}
         if stray:
-            paths = [path for group in stray.values() for path in group]
-            raise TransformError(_stray_message(stray, inner), paths=paths)
+            raise _no_transformation(stray, inner)
         within = whole
         if regions:
             within = dataclasses.replace(whole, regions={**whole.regions, **regions})
@@ -444,11 +440,9 @@ def _joined_updates(parts: Sequence[Any]) -> Any:
 
 def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | BoundRules:
     table = rules.rules if isinstance(rules, BoundRules) else _as_table(rules)
-    default = () if table.default is MISSING else (table.default,)
-    labels = (*table.values, *default)
-    for index, label in enumerate(labels):
+    labels = [x for x in (*table.values, table.default) if x is not MISSING]
+    for name, label in zip((*table.names[:-1], "default="), labels, strict=False):
         if callable(label) or is_transformation(label):
-            name = "default=" if index == len(table.values) else table.names[index]
             raise TransformError(
                 f"An optimizer is in the place of a label ({name}). Give it a name "
                 "among the transformations, and the rule that name: "
@@ -457,12 +451,11 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     if not all(isinstance(label, Hashable) for label in labels):
         raise _no_rules(rules)
     table.require_labels()
-    reached = list(dict.fromkeys(labels))
-    idle = [str(label) for label in transforms if label not in reached]
+    idle = [str(label) for label in transforms if label not in labels]
     if idle:
         raise TransformError(
             f"No rule leads to the transformation {listing(idle)}; the rules give "
-            f"{listing(_with_nearest(reached, transforms), write=str)}. Add a rule, or "
+            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. Add a rule, or "
             "leave it out."
         )
     return rules if isinstance(rules, BoundRules) else table
@@ -507,44 +500,22 @@ def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
         )
     # Optax 0.2.8 accepts all of these, and fails later or does nothing.
     kinds = sorted({type(label).__name__ for label in transforms})
-    if len(kinds) > 1 or not _can_sort(transforms):
-        raise TransformError(
-            "Labels that name groups must be of one type that can be sorted, because "
-            f"JAX sorts them; got {', '.join(kinds)}. Strings will do."
-        )
-
-
-def _can_sort(labels: Iterable[Any]) -> bool:
-    try:
-        sorted(labels)
-    except TypeError:
-        return False
-    return True
-
-
-def _stray_message(
-    stray: Mapping[Hashable, Sequence[str]], transforms: Iterable[Hashable]
-) -> str:
-    labels = _with_nearest(stray, transforms)
-    lines = [
-        f"{label} ({listing(paths, limit=4)})"
-        for label, paths in zip(labels, stray.values(), strict=True)
-    ]
-    return (
-        f"No transformation for the label {'; '.join(lines[:8])}. There are "
-        f'{listing(map(str, transforms))} and "frozen".'
+    with contextlib.suppress(TypeError):
+        sorted(transforms)
+        if len(kinds) < 2:
+            return
+    raise TransformError(
+        "Labels that name groups must be of one type that can be sorted, because JAX "
+        f"sorts them; got {', '.join(kinds)}. Strings will do."
     )
 
 
-def _with_nearest(
-    labels: Iterable[Hashable], transforms: Iterable[Hashable]
-) -> list[str]:
-    """Write labels, and after one that has no transformation the most similar name."""
-    names = [*(name for name in transforms if isinstance(name, str)), FROZEN]
-    texts = []
-    for label in labels:
-        near = ""
-        if isinstance(label, str) and label not in names:
-            near = Speller().best(label, names)
-        texts.append(f"{label!r} (did you mean {near!r}?)" if near else repr(label))
-    return texts
+def _no_transformation(
+    stray: Mapping[Hashable, Group], labels: Iterable[Hashable]
+) -> TransformError:
+    lines = [f"{label!r} ({listing(x, limit=4)})" for label, x in stray.items()]
+    return TransformError(
+        f"No transformation for the label {'; '.join(lines[:8])}. There are "
+        f'{listing(map(str, labels))} and "frozen".',
+        paths=[path for group in stray.values() for path in group],
+    )

@@ -42,7 +42,7 @@ _ASKED = re.compile(r"(^|_)(mask|labels)$")
 _MASK = re.compile(r"(^|_)mask$")
 # What Optax holds and calls with no tree of the caller's, or as a transformation.
 _NOT_ASKED = re.compile(r"^(init|update)(_fns?)?$|factory")
-_HOLDERS = ("optax", "treeadapt")
+_LIBRARIES = ("optax", "treeadapt", "jax")
 _TESTS = frozenset({"isinstance", "issubclass", "type"})  # for a class
 _PASSED_ON, _COMPUTED = object(), object()  # answers that are arrays
 _NO_ANSWER = object()
@@ -67,14 +67,15 @@ def warn_of_unlifted(
     if whole.plan.is_flat_dict:
         return
     _warn_of_classes(tx, whole, stacklevel=stacklevel + 1)
-    for fn in functions_asked(tx):
+    things = _everything(tx, into_trees=False)
+    for fn in (thing for is_asked, thing in things if is_asked):
         shown, meant = _ask(fn, view_tree(flat), flat), _ask(fn, whole, flat)
         both = shown.keys() & meant.keys()  # none if one of the trees makes it raise
         paths = [p for p in flat if p in both and not _agree(meant[p], shown[p])]
         if not paths:
             continue
         text = (
-            f"function {name_of(fn)} is shown the flat dict {{path: array}} here, and "
+            f"function {_name_of(fn)} is shown the flat dict {{path: array}} here, and "
             f"decides otherwise for {listing(paths, limit=4)} than on the tree itself: "
             "it looks at keys or classes."
         )
@@ -125,17 +126,6 @@ def refuse_text_mask(name: str, value: Any) -> None:
         )
 
 
-def functions_asked(tx: Any) -> Iterator[Callable[..., Any]]:
-    """Yield the functions that are asked about a tree and see no whole tree.
-
-    Args:
-        tx: a transformation of Optax, whose functions are looked into.
-    """
-    for is_asked, thing in _everything(tx, into_trees=False):
-        if is_asked:
-            yield thing
-
-
 def unlifted_trees(tx: Any, whole: TreeView, flat: FlatDict) -> Iterator[str]:
     """Yield what a transformation holds that is in the shape of the caller's tree.
 
@@ -156,7 +146,7 @@ def unlifted_trees(tx: Any, whole: TreeView, flat: FlatDict) -> Iterator[str]:
         if is_asked:
             shown = _answer_of(thing, view_tree(flat), flat)
             if shown and _is_in_shape_of(shown[0], whole):
-                yield f"the function {name_of(thing)}"
+                yield f"the function {_name_of(thing)}"
         elif not isinstance(thing, Question) and _is_in_shape_of(thing, whole):
             yield shorten(repr(thing))
 
@@ -199,7 +189,7 @@ def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
                 is_it = functools.partial(operator.is_, names[name])
                 paths = whole.plan.paths_of(is_it)
                 text = (
-                    f"The transformation calls {fn.__module__}.{name_of(fn)}, which "
+                    f"The transformation calls {fn.__module__}.{_name_of(fn)}, which "
                     f"tests for the class {name}, as nodes of this tree are "
                     f"({listing(paths, limit=4)}). It is shown the flat dict {{path: "
                     "array} here, finds none, and may do nothing. Show it the tree: "
@@ -245,19 +235,9 @@ def patterns_held(tx: Any) -> Iterator[str]:
             yield from thing.patterns()
 
 
-def name_of(fn: Any) -> str:
+def _name_of(fn: Any) -> str:
     """Return what to call a function in a message."""
     return getattr(fn, "__qualname__", type(fn).__name__)
-
-
-def code_of(fn: Any) -> types.CodeType | None:
-    """Return the code that runs when ``fn`` is called, if it is Python's."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    plain = inspect.unwrap(fn)
-    if not hasattr(plain, "__code__"):
-        plain = type(fn).__call__
-    return getattr(plain, "__code__", None)
 
 
 def _everything(tx: Any, *, into_trees: bool = True) -> Iterator[tuple[bool, Any]]:
@@ -300,7 +280,7 @@ def _is_asked(name: str, thing: Any, *, by_optax: bool) -> bool:
 def _is_of_library(thing: Any) -> bool:
     while isinstance(thing, functools.partial):
         thing = thing.func
-    return _package(thing) in (*_HOLDERS, "jax")
+    return _package(thing) in _LIBRARIES
 
 
 def _package(thing: Any) -> str:
