@@ -29,7 +29,7 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.layers.region import read_key
-from treeadapt.migrations.casting import converted, is_lost
+from treeadapt.migrations.casting import converted, is_lost, kind_of
 from treeadapt.migrations.migration import Migration
 from treeadapt.names import listing, shorten
 from treeadapt.optax_fields import STORED_FIELDS, is_state_class
@@ -383,11 +383,7 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
 
 def _is_castable(array: Any, dtype: Any) -> bool:
     """Return whether arrays of a dtype are numbers of the same kind, and not whole."""
-    both = (array.dtype, dtype)
-    return is_inexact(array) and any(
-        all(jnp.issubdtype(one, kind) for one in both)
-        for kind in (jnp.floating, jnp.complexfloating)
-    )
+    return is_inexact(array) and kind_of(array.dtype) == kind_of(dtype)
 
 
 def _is_too_large(array: Any, dtype: Any) -> bool:

@@ -24,7 +24,7 @@ import optax
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
-from treeadapt.migrations.casting import converted, is_lost
+from treeadapt.migrations.casting import converted, is_lost, kind_of
 from treeadapt.names import Speller, listing, plural, shorten
 from treeadapt.optax_fields import (
     GROUPS,
@@ -406,37 +406,26 @@ def can_hold(dtype: Any, new: Any) -> bool:
     """
     if is_array(new) and new.dtype == dtype:
         return True
+    if isinstance(new, float) and jnp.issubdtype(dtype, jnp.integer):
+        new = int(new) if new.is_integer() else new
     values = numpy_values(new)
-    is_number = is_array(new) or values is not None
-    if not is_number or jnp.issubdtype(dtype, jax.dtypes.extended):
+    if values is None and not is_array(new):
         return False
-    if isinstance(new, float) and new.is_integer():
-        new = int(new)
-    try:
-        kinds = [_KINDS.index(jax.dtypes.scalar_type_of(one)) for one in (new, dtype)]
-    except TypeError:  # keys, texts, dates, objects
+    kinds = [kind_of((new if values is None else values).dtype), kind_of(dtype)]
+    if None in kinds or (jnp.bool_ in kinds and kinds[0] != kinds[1]):
+        return False  # keys, texts, dates, objects; or a bool and a number
+    if _KINDS.index(kinds[0]) > _KINDS.index(kinds[1]):
         return False
-    if kinds[0] > kinds[1] or (kinds[0] == 0) != (kinds[1] == 0):
-        return False
-    if values is None or not values.size or kinds[1] == _KINDS.index(bool):
+    if values is None or not values.size:
         return True
-    if kinds[1] == _KINDS.index(int):
-        ends = int(values.min()), int(values.max())
-        return jnp.iinfo(dtype).min <= ends[0] and ends[1] <= jnp.iinfo(dtype).max
-    if type(new) is int:
-        try:
-            values = np.asarray(float(new))
-        except OverflowError:
-            return False
-        if int(values) != new:
-            return False
     with np.errstate(all="ignore"):
         cast = converted(values, dtype)
     is_zero = values.shape == () and bool(values) and not cast
     return not (is_zero or is_lost(values, cast))
 
 
-_KINDS = (bool, int, float, complex)  # each holds those before it
+# Each holds those before it, but for bools.
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def numpy_values(leaf: Any) -> Any:

@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.names import listing, section, shorten
-from treeadapt.state.report import CarryReport
+from treeadapt.state.fields import can_hold
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, is_variable, plain_state
 from treeadapt.trees.views import view_tree
@@ -36,8 +37,7 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
         step: new number of updates; None keeps it.
 
     Raises:
-        TransformError: ``optimizer`` is something else, or ``state`` is the pair that
-            ``carry_state`` returns, or a leaf is a ``jax.Ref``.
+        TransformError: ``optimizer`` is something else, or a leaf is a ``jax.Ref``.
         StructureMismatchError: the state lacks leaves that the optimizer has, has
             others, or has them in another shape or dtype, or shapes alone; or ``step``
             is not one integer that the optimizer can hold.
@@ -56,13 +56,6 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
             f"Expected an nnx.Optimizer; got a {type(optimizer).__name__}. "
             "set_opt_state takes (optimizer, state). A state of any other loop is a "
             "value: pass it to the next update."
-        )
-    parts = state if isinstance(state, tuple) else (state,)
-    if any(isinstance(part, CarryReport) for part in parts):
-        raise TransformError(
-            f"Expected a state; got {'a tuple with ' if parts is state else ''}a "
-            "CarryReport. carry_state returns (state, report): write state, report = "
-            "treeadapt.carry_state(...), and pass the state."
         )
     slots = jax.tree.leaves(optimizer.opt_state, is_leaf=is_variable)
     slot_of = dict(zip(view_tree(optimizer.opt_state).plan.paths, slots, strict=True))
@@ -90,33 +83,18 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
             "treeadapt.carry_state fits a state to another transformation."
         )
         raise StructureMismatchError("\n".join([*lines, cure]))
-    count = None if step is None else _count(step, optimizer.step.get_value().dtype)
+    if step is not None:
+        dtype = optimizer.step.get_value().dtype
+        is_value = not isinstance(step, jax.Ref | jax.ShapeDtypeStruct)
+        if not is_value or np.shape(step) or not can_hold(dtype, step):
+            seen = describe(step) if is_array(step) else shorten(repr(step))
+            raise StructureMismatchError(
+                f"step is {seen}; expected a number of updates, one integer in {dtype}."
+            )
     for path, slot in slot_of.items():
         slot.set_value(leaf_of[path])
-    if count is not None:
-        optimizer.step.set_value(count)
-
-
-def _count(step: Any, dtype: Any) -> jax.Array:
-    """Return a number of updates as an array.
-
-    Raises:
-        StructureMismatchError: it is something else, or too large for the dtype.
-    """
-    is_integer = isinstance(step, int) and not isinstance(step, bool)
-    if is_array(step) and not isinstance(step, jax.ShapeDtypeStruct | jax.Ref):
-        is_integer = step.shape == () and jnp.issubdtype(step.dtype, jnp.integer)
-    if not is_integer:
-        seen = describe(step) if is_array(step) else shorten(repr(step))
-        raise StructureMismatchError(f"step is {seen}; expected an integer.")
-    if not isinstance(step, jax.core.Tracer):
-        most = jnp.iinfo(dtype).max
-        if not 0 <= int(step) <= most:
-            raise StructureMismatchError(
-                f"step is {int(step)}; expected a number of updates, at most {most:,} "
-                f"in {dtype}."
-            )
-    return jnp.asarray(step, dtype)
+    if step is not None:
+        optimizer.step.set_value(jnp.asarray(step, dtype))
 
 
 def _text(leaves: dict[str, Any], path: str) -> str:

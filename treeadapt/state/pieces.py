@@ -36,7 +36,8 @@ class StateLeaf:
         slot: where it is; that of a piece is as if it were a leaf.
         array: the leaf.
         whole: name of the leaf.
-        piece: what of the leaf it is; along no axis, if it is all of it.
+        piece: which numbers of the leaf it is, along the axes of the leaf itself; along
+            none, if it is all of it.
         origin: the saved names of those of which a migration made it; empty if none.
         is_padded: whether some of its numbers are zeros that a migration added.
     """
@@ -92,18 +93,18 @@ def divide_leaves(
 
 
 def _part(
-    holder: _Holder[_AnyLeaf], shape: tuple[int, ...]
-) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    leaf: StateLeaf, region: Region, shape: tuple[int, ...]
+) -> dict[int, tuple[int, ...]] | None:
     """Return the axes of which a leaf holds a part, and the numbers along each.
 
     Args:
-        holder: the leaf.
-        shape: of its parameter.
+        leaf: the leaf.
+        region: what it holds of its parameter.
+        shape: of that.
 
     Returns:
         None if the leaf has another shape than these numbers of the parameter.
     """
-    leaf, region = holder
     numbers = {each.axis: tuple(each.numbers) for each in region.along}
     if len(numbers) < len(region.along) or any(
         axis >= len(shape) or each[-1] >= shape[axis] for axis, each in numbers.items()
@@ -113,8 +114,7 @@ def _part(
     lead = np.ndim(leaf.array) - len(size)
     if lead < 0 or np.shape(leaf.array)[lead:] != size:
         return None
-    every = sorted(numbers.items())
-    return tuple((axis, each) for axis, each in every if len(each) < shape[axis])
+    return {axis: each for axis, each in numbers.items() if len(each) < shape[axis]}
 
 
 def _pieces(
@@ -129,10 +129,8 @@ def _pieces(
     Returns:
         None if they are cut along several axes that no stack names.
     """
-    parts = [(*each, _part(each, shape)) for each in holders]
-    fits = [
-        (leaf, region, dict(part)) for leaf, region, part in parts if part is not None
-    ]
+    parts = [(*each, _part(*each, shape)) for each in holders]
+    fits = [(leaf, held, part) for leaf, held, part in parts if part is not None]
     used = sorted({axis for _, _, numbers in fits for axis in numbers})
     along = [each for _, region, _ in fits for each in region.along]
     # The first ones; where a migration leaves gaps, no stack is named.
@@ -195,8 +193,8 @@ def fill(leaf: Any, parts: Sequence[tuple[Region, Any]]) -> Any:
     """Return a leaf with pieces put in.
 
     Args:
-        leaf: what has the other layers. If it is abstract and the pieces are not, there
-            are none.
+        leaf: what has the other layers. If it is abstract and the pieces are not, the
+            other layers are zeros.
         parts: pieces of it, and what they are.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -479,7 +479,7 @@ def _no_rules(rules: Any) -> TransformError:
     )
 
 
-def _check_labels(transforms: Mapping[Hashable, Any]) -> None:
+def _check_labels(transforms: Mapping[Any, Any]) -> None:
     if not isinstance(transforms, Mapping):
         raise TransformError(
             "partition expects a mapping {label: transformation}, got "
