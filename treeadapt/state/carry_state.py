@@ -370,14 +370,14 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     if new.slot.is_copy or np.shape(spec) != np.shape(old) or np.shape(spec) == ():
         return None
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
-    layers = (read_key(leaf.slot.node).numbers for leaf in (new, saved))
-    one, two = ([*numbers.values()] for numbers in layers)
-    if one == two:
-        return None
-    if one and two and math.prod(map(len, one)) != math.prod(map(len, two)):
-        return None  # one shape for more layers and for fewer: all layers share it
-    if number(old) is not None:
-        return None  # such as step counts
+    one, two = (read_key(leaf.slot.node) for leaf in (new, saved))
+    layers, old_layers = [*one.numbers.values()], [*two.numbers.values()]
+    # One shape for more layers and for fewer: all layers share it.
+    are_shared = (
+        one.along and two.along and math.prod(one.sizes) != math.prod(two.sizes)
+    )
+    if layers == old_layers or are_shared or number(old) is not None:
+        return None  # a number is one such as a step count
     return f"{describe(spec)} of other layers than the saved one"
 
 

@@ -318,71 +318,31 @@ def ambiguous_text(sources: Mapping[str, Sequence[str]]) -> str:
     )
 
 
-#: What is said of carried moments that do not go together: title and sentence, in which
-#: numbers stand for lists of names.
-_SENTENCES = {
-    "fresh": (
-        "fresh moments under an old step count",
-        "{count} in {0}, but {fields} of {1} start again. {adam}Give these leaves a "
-        "group of their own in partition, whose count starts at zero, or reset the "
-        "whole state: {reset}.",
-    ),
-    "age": (
-        "moments of another age than the step count says",
-        "{0} of {1}. Keep these leaves in a group of their own, or reset the whole "
-        "state: {reset}.",
-    ),
-    "kind": (
-        "moments of another kind",
-        "{fields} of {0} from {1}, where the new state {differences}. What a moment "
-        "means depends on the fields next to it; the first step may be NaN or many "
-        "times its usual length. To start again: {reset}.",
-    ),
-    "sums": (
-        "sums of updates that were scaled by {before} and now are by {now}",
-        "{0}. The first steps may be many times too long or too short. To start "
-        "again: {reset}.",
-    ),
-    "starts": (
-        "moments below where they start",
-        "{0} start at {first:.0e} here, and after {steps} are as low as {least:.0e}: "
-        "another optimizer made them. The first step may be many times too long. To "
-        "start again: {reset}.",
-    ),
-}
-
-
 class _Alike(NamedTuple):
     """A warning that may be needed several times, of states that are alike.
 
     Attributes:
-        kind: which of the sentences.
+        text: what it says; ``{alike}``, ``{reset}`` and numbers in the place of names.
         node: name of the state.
-        names: lists of names for the sentence.
-        facts: what else it says, by name.
+        names: the lists of names for these numbers.
     """
 
-    kind: str
+    text: str
     node: str
-    names: tuple[Sequence[str], ...]
-    facts: Mapping[str, Any]
+    names: tuple[Iterable[str], ...]
 
 
 def _folded(warnings: Iterable[_Alike]) -> Iterator[str]:
     """Yield one text for all warnings that differ in nothing but names."""
-    groups: dict[Any, list[_Alike]] = {}
+    groups: dict[str, list[_Alike]] = {}
     for one in warnings:
-        groups.setdefault((one.kind, *one.facts.items()), []).append(one)
-    for (kind, *facts), group in groups.items():
+        groups.setdefault(one.text, []).append(one)
+    for text, group in groups.items():
         columns = zip(*(one.names for one in group), strict=True)
         names = [dict.fromkeys(itertools.chain(*column)) for column in columns]
+        alike = f" ({len(group):,} alike)" if len(group) > 1 else ""
         reset = _reset(*(one.node for one in group))
-        title, sentence = (
-            text.format(*map(listing, names), reset=reset, **dict(facts))
-            for text in _SENTENCES[kind]
-        )
-        count = f" ({len(group):,} alike)" if len(group) > 1 else ""
-        yield f"{title}{count}: {sentence}"
+        yield text.format(*map(listing, names), alike=alike, reset=reset)
 
 
 def _of_dtypes(table: Table) -> Iterator[str]:
@@ -447,7 +407,12 @@ def _of_counts(table: Table) -> Iterator[_Alike]:
         }
         tails = [tail for tail, node in pairs if ages[node] != steps]
         if tails:
-            yield _Alike("age", slot.node, ([slot.name], tails), {})
+            text = (
+                "moments of another age than the step count says{alike}: {0} of {1}. "
+                "Keep these leaves in a group of their own, or reset the whole state: "
+                "{reset}."
+            )
+            yield _Alike(text, slot.node, ([slot.name], tails))
 
 
 def _fresh_moments(count: Slot, new: Sequence[Slot], steps: Any) -> _Alike:
@@ -456,13 +421,14 @@ def _fresh_moments(count: Slot, new: Sequence[Slot], steps: Any) -> _Alike:
     if steps is not None and fields.keys() >= ADAM_FIELDS:
         factor = first_step(steps)
         adam = f"Adam's first step there would be {factor:.1f} times its usual length. "
-    facts = {
-        "count": "not 0" if steps is None else f"{steps:,}",
-        "fields": ", ".join(fields),
-        "adam": adam,
-    }
-    names = [count.name], [slot.tail for slot in new]
-    return _Alike("fresh", count.node, names, facts)
+    seen = "not 0" if steps is None else f"{steps:,}"
+    text = (
+        f"fresh moments under an old step count{{alike}}: {seen} in {{0}}, but "
+        f"{', '.join(fields)} of {{1}} start again. {adam}Give these leaves a group of "
+        "their own in partition, whose count starts at zero, or reset the whole state: "
+        "{reset}."
+    )
+    return _Alike(text, count.node, ([count.name], [slot.tail for slot in new]))
 
 
 def _of_meaning(table: Table) -> Iterator[_Alike]:
@@ -489,8 +455,13 @@ def _of_meaning(table: Table) -> Iterator[_Alike]:
                 f"{verb} {', '.join(sorted(f))}" for verb, f in changes.items() if f
             ]
         if differs:
-            facts = {"fields": ", ".join(fields), "differences": " and ".join(differs)}
-            yield _Alike("kind", node, ([node], [source]), facts)
+            text = (
+                f"moments of another kind{{alike}}: {', '.join(fields)} of {{0}} from "
+                f"{{1}}, where the new state {' and '.join(differs)}. What a moment "
+                "means depends on the fields next to it; the first step may be NaN or "
+                "many times its usual length. To start again: {reset}."
+            )
+            yield _Alike(text, node, ([node], [source]))
 
 
 def _of_sums(table: Table) -> Iterator[_Alike]:
@@ -510,8 +481,12 @@ def _of_sums(table: Table) -> Iterator[_Alike]:
         if was == now or slot.prefix in reported:
             continue
         reported.add(slot.prefix)
-        facts = {"before": was, "now": now}
-        yield _Alike("sums", slot.node, ([str(slot.prefix)],), facts)
+        text = (
+            f"sums of updates that were scaled by {was} and now are by {now}"
+            "{alike}: {0}. The first steps may be many times too long or too short. To "
+            "start again: {reset}."
+        )
+        yield _Alike(text, slot.node, ([str(slot.prefix)],))
 
 
 def _scales(slots: Iterable[Slot]) -> dict[str, str]:
@@ -557,9 +532,14 @@ def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
             lows.setdefault((first, steps), []).append((row.slot, least))
     for (first, steps), slots in lows.items():
         lowest = min(least for _, least in slots)
-        facts = {"first": first, "steps": plural(steps, "step"), "least": lowest}
+        text = (
+            f"moments below where they start{{alike}}: {{0}} start at {first:.0e} "
+            f"here, and after {plural(steps, 'step')} are as low as {lowest:.0e}: "
+            "another optimizer made them. The first step may be many times too long. "
+            "To start again: {reset}."
+        )
         for slot, _ in slots:
-            yield _Alike("starts", slot.node, ([str(slot.prefix)],), facts)
+            yield _Alike(text, slot.node, ([str(slot.prefix)],))
 
 
 def _of_vectors(table: Table) -> Iterator[str]:
