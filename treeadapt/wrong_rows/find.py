@@ -7,6 +7,8 @@ See ``tables`` for what is tried.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -19,13 +21,12 @@ from treeadapt.convert import describe, to_flat_dict
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration, require_dtypes
 from treeadapt.migrations.rows import Row
-from treeadapt.names import listing, plural
+from treeadapt.names import listing, plural, section
 from treeadapt.wrong_rows.tables import Case, Place, State, Tables, Unit, can_be_shaken
 
 #: How many answers agree before one differs, negative, and how much that one does.
 _Score: TypeAlias = tuple[int, float]
 
-_SHOWN = 8
 _LEAST = 5  # evaluations without which not even the differences are known
 
 
@@ -97,10 +98,9 @@ class WrongRows:
                 "tried."
             )
         lines = [text, *map(str, self.changes)]
-        lines += ["these do as well:"] * bool(self.others)
-        lines += [f"    {text}" for text in self.others]
-        lines += ["least difference with a change of one row:"] * bool(self.ranked)
-        lines += [f"    {error:.2g}  {text}" for text, error in self.ranked[:_SHOWN]]
+        lines += section("these do as well:", self.others)
+        ranked = [f"{error:.2g}  {text}" for text, error in self.ranked]
+        lines += section("least difference with a change of one row:", ranked)
         if self.unseen:
             text = "not seen, because all numbers of a leaf are equal"
             cure = "Pass the reference as a function"
@@ -211,10 +211,9 @@ class _Search:
         changes: tuple[RowChange, ...] = ()
         others: tuple[str, ...] = ()
         after, migration = before, None
-        try:
+        state = None
+        with contextlib.suppress(_LimitError):
             state = self._found()
-        except _LimitError:
-            state = None
         if state is not None:
             state, others = self._refined(state)
             changes = tuple(self._change(state, u) for u in self.tables.units(state))
@@ -225,17 +224,16 @@ class _Search:
             after, _ = self._difference(ours, self.cases[0].answers)
             if not after <= self.tolerance:
                 migration, changes, others, after = None, (), (), before
-        ranked = sorted(self.least.items(), key=lambda pair: pair[1])
-        first = self.tables.rows
+        least = (
+            () if migration else sorted(self.least.items(), key=lambda pair: pair[1])
+        )
         return WrongRows(
             found=migration is not None,
             before=before,
             after=after,
             changes=changes,
             others=others,
-            ranked=()
-            if migration is not None
-            else tuple((_text(first((), place)[0]), error) for place, error in ranked),
+            ranked=tuple((_text(self.tables.rows((), x)[0]), e) for x, e in least),
             unseen=() if is_function else self._unseen(),
             evaluations=self.evaluations,
             tried=len(self.seen),
@@ -248,24 +246,21 @@ class _Search:
             return ()
         starts: list[State] = [()]
         if len(self.cases) > 1:
-            state, is_right = self._shown()
-            if is_right and self._answers_right(state):
-                return state
-            starts = [*dict.fromkeys([state, ()])]
+            shown = self._shown()
+            if self._answers_right(shown):
+                return shown
+            starts = [*dict.fromkeys([shown, ()])]
         for start in starts:
-            state_found = self._beam(start, self.cases[-1], self.depth)
-            if state_found is not None and self._answers_right(state_found):
-                return state_found
+            state = self._beam(start, self.cases[-1], self.depth)
+            if state is not None and self._answers_right(state):
+                return state
         return None
 
-    def _shown(self) -> tuple[State, bool]:
-        """Mend a table while its rows are shown one after the other.
+    def _shown(self) -> State:
+        """Mend a table while its rows are shown one after the other, as far as it goes.
 
         A row that is not shown has one number for all that may change places, so no
         order in it can be wrong.
-
-        Returns:
-            The table, and whether it was right with all rows shown.
         """
         tables, case = self.tables, self.cases[-1]
         first, numbers = tables.classes(), np.zeros(tables.num_ids, complex)
@@ -274,32 +269,28 @@ class _Search:
                 numbers[ids.astype(int)] = case.leaves[path]
         hidden: dict[Place, dict[str, Any]] = {}
         for place in (place for place in tables.places if not place[0]):
-            groups = tables.groups(place)
-            row = groups[0].row
+            row = tables.groups(place)[0].row
             if row.function is not None or row.compares or row.values:
                 continue  # what it makes depends on all its numbers
-            for path in itertools.chain(*(group.source_paths for group in groups)):
+            for path in tables.taken(place):
                 leaf, ids = case.leaves[path], tables.ids[0][path]
                 if can_be_shaken(leaf):
                     blind = numbers[first[ids.astype(int)]]
                     blind = blind if leaf.dtype.kind == "c" else blind.real
                     hidden.setdefault(place, {})[path] = blind.astype(leaf.dtype)
         state: State = ()
-        for due in ((), *((place,) for place in hidden)):
-            for place in due:
-                del hidden[place]
-            blinded = itertools.chain(*(each.items() for each in hidden.values()))
-            leaves = {**case.leaves, **dict(blinded)}
-            shown = case
-            if hidden:
+        for count in range(len(hidden) + 1):
+            shown, blinded = case, [*hidden.values()][count:]
+            if blinded:
+                leaves = {**case.leaves, **collections.ChainMap(*blinded)}
                 shown = Case(leaves, self._called(self.reference, leaves))
             if self._compared(shown, state)[0] <= self.tolerance:
                 continue
             near = self._beam(state, shown, min(2, self.depth))
             if near is None:
-                return state, False
+                break
             state = near
-        return state, True
+        return state
 
     def _beam(self, start: State, case: Case, depth: int) -> State | None:
         """Return the shortest of the nearest tables that answer right."""
@@ -335,7 +326,7 @@ class _Search:
         """Return the least and shortest of what changed, and what does as well."""
         tables = self.tables
         others: dict[str, None] = {}
-        try:
+        with contextlib.suppress(_LimitError):  # what is found may not be the shortest
             for unit in tables.units(state):
                 if self._answers_right(tables.without(state, unit)):
                     state = tables.without(state, unit)
@@ -354,8 +345,6 @@ class _Search:
                     pairs = [pair for pair in each if pair not in state]
                     text = "; ".join(_text(row) for _, rows in pairs for row in rows)
                     others |= dict.fromkeys([text] * bool(text))
-        except _LimitError:
-            pass  # what is found holds, and may not be the shortest
         return state, tuple(others)
 
     def _change(self, state: State, unit: Unit) -> RowChange:

@@ -33,6 +33,7 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.run_group import is_moved, run_group
 from treeadapt.migrations.running import run
 
+_OF_IDS = np.dtype("float64")
 #: A row: the number of its table in a chain, and its place there.
 Place: TypeAlias = tuple[int, int]
 #: What is in the place of rows of the given table, in order.
@@ -93,7 +94,7 @@ class Tables:
         for path, spec in self.plans[0].source.items():
             start, shape = self.num_ids, shape_of(spec)
             self.num_ids += math.prod(shape)
-            ids = np.arange(start, self.num_ids, dtype=np.float64)
+            ids = np.arange(start, self.num_ids, dtype=_OF_IDS)
             self.ids[0][path] = ids.reshape(shape)
         for number in range(len(self.plans) - 1):
             places = [place for place in self.places if place[0] == number]
@@ -247,11 +248,10 @@ class Tables:
             if group.move is None:
                 result |= dict.fromkeys(group.filled, sources[0][0])
                 continue
-            numbers = dict[str, Any](scale=1.0, offset=0.0, cast=())
-            values = dataclasses.replace(group.move.values, **numbers)
-            move = dataclasses.replace(
-                group.move, values=values, dtype=np.dtype("float64")
+            values = dataclasses.replace(
+                group.move.values, scale=1.0, offset=0.0, cast=()
             )
+            move = dataclasses.replace(group.move, values=values, dtype=_OF_IDS)
             arrays = itertools.chain(*run(move, sources)[0])
             result |= dict(zip(group.filled, arrays, strict=True))
         return result
