@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import (
@@ -31,7 +31,7 @@ from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
-from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
+from treeadapt.selection.rules import BoundRules, RulesLike, as_rules
 from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
@@ -136,9 +136,6 @@ def decide_specs(
     return leaf_specs, "\n".join(_silent_lines(silent, undivided))
 
 
-_Axes = tuple[Along, ...]
-
-
 def _unruled(
     leaf: Any, box: PartitionSpec | None, default: PartitionSpec | ShardLargest | None
 ) -> _Choice:
@@ -186,20 +183,21 @@ def _refuse_optimizer_state(view: TreeView) -> None:
                 )
 
 
-def _of_all_layers(spec: PartitionSpec, axes: _Axes, rank: int) -> PartitionSpec:
+def _of_all_layers(
+    spec: PartitionSpec, axes: Sequence[Along], rank: int
+) -> PartitionSpec:
     """Return the spec of an array, from that of one of its layers."""
     if not len(spec):
         return spec
-    stacked = {axis.axis for axis in axes}
-    entries = iter(spec)
-    return PartitionSpec(
-        *(None if i in stacked else next(entries) for i in range(rank))
-    )
+    stacked, rest = {each.axis for each in axes}, iter(spec)
+    return PartitionSpec(*(None if i in stacked else next(rest) for i in range(rank)))
 
 
 def _by_rules(
     view: TreeView, rules: Any, specs: Mapping[Any, Any] | None
-) -> tuple[list[_Choice | None], PartitionSpec | ShardLargest | None, list[_Axes]]:
+) -> tuple[
+    list[_Choice | None], PartitionSpec | ShardLargest | None, Sequence[Sequence[Along]]
+]:
     """Return what the rules say for each leaf, their default, and axes of layers."""
     meant = _meaning(specs)
     if isinstance(rules, BoundRules):
@@ -208,7 +206,7 @@ def _by_rules(
             None if label is STATIC else _Choice(meant(label, "The rules"), "the rules")
             for label in labels
         ], *(None, rules.rules.stacks.axes(view))
-    table = rules_of_specs(rules)
+    table = as_rules(rules)
     texts = [f"rule {where.typed}" for where in table.selectors]
     pairs = zip(table.values, texts, strict=True)
     choices = [_Choice(meant(value, f"The {text}"), text) for value, text in pairs]
@@ -224,16 +222,6 @@ def _by_rules(
     decision.check_rules()
     by_leaf = decision.answers_of([*choices, None], [*texts, "no rule"]).values
     return require_agreement(by_leaf, "A sharding"), default, decision.unrolled.axes
-
-
-def rules_of_specs(rules: Any) -> Rules:
-    """Return rules whose values are specs, or names of them."""
-    if not isinstance(rules, Rules) and isinstance(rules, Iterable):
-        rules = list(rules.items() if isinstance(rules, Mapping) else rules)
-        for pair in rules:
-            if isinstance(pair, tuple | list) and len(pair) == 2 and pair[1] is None:
-                as_spec(None, f"The rule {pair[0]!r}")
-    return as_rules(rules)
 
 
 def _meaning(

@@ -323,20 +323,14 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, PlacedParam]:
 
     Without ``shardings`` that is its own; NumPy's arrays have none.
     """
-    arrays = {path: leaf for path, leaf in view.items() if is_array(leaf)}
+    arrays: dict[str, Any] = {p: leaf for p, leaf in view.items() if is_array(leaf)}
+    by_path: dict[str, Any] = {} if shardings is None else view_tree(shardings).flat()
+    text = "shardings= has no sharding and no PartitionSpec for {} of the params"
     if shardings is None:
         arrays = {p: x for p, x in arrays.items() if not isinstance(x, _OF_NUMPY)}
-        by_path: dict[str, Any]
-        by_path = {
-            path: getattr(leaf, "sharding", None) for path, leaf in arrays.items()
-        }
+        by_path = {p: getattr(x, "sharding", None) for p, x in arrays.items()}
         text = "Without a sharding: {} of the params, traced or abstract"
-    else:
-        by_path = view_tree(shardings).flat()
-        text = "shardings= has no sharding and no PartitionSpec for {} of the params"
-    lost = [
-        p for p in arrays if not isinstance(by_path.get(p), Sharding | PartitionSpec)
-    ]
+    lost = [p for p in arrays if not isinstance(by_path.get(p), Placement)]
     if lost:
         raise ShardingError(
             f"{text.format(plural(len(lost), 'array'))}: {listing(lost)}. Pass one for "
@@ -348,27 +342,21 @@ def _placed_params(view: TreeView, shardings: Any) -> dict[str, PlacedParam]:
             "shardings= holds specs and shardings, such as at "
             f"{listing([kinds[True], kinds[False]])}. Give either."
         )
-    params = {
-        p: PlacedParam(tuple(leaf.shape), _whole(by_path[p], len(leaf.shape)))
-        for p, leaf in arrays.items()
-    }
-    for path, param in params.items():
-        if len(param.entries) > len(param.shape):
+    params: dict[str, PlacedParam] = {}
+    for path, leaf in arrays.items():
+        placement, shape = by_path[path], tuple(leaf.shape)
+        if isinstance(placement, PartitionSpec):
+            placement = spec_of_rank(placement, len(shape))
+        params[path] = PlacedParam(shape, placement)
+        if len(params[path].entries) > len(shape):
             raise ShardingError(
-                f"{listing([path])} has shape {param.shape}, but its sharding has "
-                f"{plural(len(param.entries), 'entry')}: {param.placement}."
+                f"{listing([path])} has shape {shape}, but its sharding has "
+                f"{plural(len(params[path].entries), 'entry')}: {placement}."
             )
     on_mesh = {
-        p: h for p, h in params.items() if isinstance(h.placement, NamedSharding)
+        p: x for p, x in params.items() if isinstance(x.placement, NamedSharding)
     }
     return on_mesh or params
-
-
-def _whole(placement: Placement, rank: int) -> Placement:
-    """Return a placement; a spec, with an entry for each axis that ``...`` names."""
-    if isinstance(placement, PartitionSpec):
-        return spec_of_rank(placement, rank)
-    return placement
 
 
 def _everywhere(params: Mapping[str, PlacedParam]) -> Placement:

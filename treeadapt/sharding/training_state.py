@@ -23,7 +23,7 @@ from treeadapt.names import listing
 from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, require_order
-from treeadapt.sharding.params import BY_PARAMS, decide_specs, rules_of_specs
+from treeadapt.sharding.params import BY_PARAMS, decide_specs
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.sharding.state import PlacedParam, place_slot
 from treeadapt.state_map import above, copied_tails, homes_in, map_classes
@@ -359,13 +359,10 @@ def _of_params(
         inside = view_tree(node_at(view.tree, node))
         places = {path: place for place, path in enumerate(inside.plan.paths)}
         readings.append(_Reading(inside, places, is_inside=True))
-    lenient = rules
-    if isinstance(rules, BoundRules):
-        reading = readings[-1]
-    else:
-        table = rules_of_specs(rules)
-        lenient = Rules(table.pairs, **table.options | {"unused": "ignore"})
-        reading = min(readings, key=lambda each: _num_idle(table, each.view))
+    lenient, reading = rules, readings[-1]
+    if not isinstance(rules, BoundRules):
+        lenient = Rules(rules, unused="ignore")
+        reading = min(readings, key=lambda each: _num_idle(lenient, each.view))
     specs, complaint = decide_specs(reading.view, rules, *options)
     leaf_specs, complaints = [*specs], [complaint]
     if reading.is_inside:
