@@ -63,9 +63,9 @@ class SavedState:
     prefixes: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
-    def leave(self, names: Iterable[str], reason: str) -> None:
+    def leave(self, slots: Iterable[Slot], reason: str) -> None:
         """Note leaves that are not moved."""
-        self.unmoved.update(dict.fromkeys(names, reason))
+        self.unmoved.update(dict.fromkeys([slot.name for slot in slots], reason))
 
     def add(self, leaf: StateLeaf) -> None:
         """Add a leaf that was moved.
@@ -96,11 +96,14 @@ class SavedState:
 
         leaves = {}
         for name, leaf in later.leaves.items():
-            befores = [by_name[one] for one in leaf.origin or (name,) if one in by_name]
-            if leaf.origin:
-                leaf = dataclasses.replace(leaf, origin=origins(leaf.origin))
-                leaf.is_padded |= any(before.is_padded for before in befores)
             leaves[name] = leaf
+            if leaf.origin:
+                befores = filter(None, map(by_name.get, leaf.origin))
+                is_padded = leaf.is_padded or any(x.is_padded for x in befores)
+                origin = origins(leaf.origin)
+                leaves[name] = dataclasses.replace(
+                    leaf, origin=origin, is_padded=is_padded
+                )
         unmoved = {
             name: reason
             for between, reason in later.unmoved.items()
@@ -134,12 +137,13 @@ def move_copies(
     """
     fields = new.fields(params)
     if len(migration.tables) == 1:
-        return _moved_by(saved, migration, fields, params, prefixes)
+        return _Mover(saved, migration, fields, params, prefixes).moved()
     between = _params_between(saved, migration, fields, params)
     states: list[SavedState] = []
     for table, likes in zip(migration.tables, [*between, params], strict=True):
         is_partial = likes is not params
-        state = _moved_by(saved, table, fields, likes, prefixes, is_partial=is_partial)
+        mover = _Mover(saved, table, fields, likes, prefixes, is_partial=is_partial)
+        state = mover.moved()
         saved = {leaf.slot.name: leaf.value for leaf in state.leaves.values()}
         prefixes = {leaf.slot.name: leaf.slot.prefix for leaf in state.leaves.values()}
         states.append(state)
@@ -163,144 +167,124 @@ def _params_between(
     return [between.leaves for between in plan.shown[:-1]]
 
 
-def _moved_by(
-    saved: Mapping[str, Any],
-    migration: Migration,
-    fields: Mapping[str, Field],
-    params: Mapping[str, Any],
-    prefixes: Mapping[str, str | None],
-    *,
-    is_partial: bool = False,
-) -> SavedState:
-    """Move every copy by one table.
+@dataclasses.dataclass(frozen=True)
+class _Mover:
+    """Moves every copy of the params in a state by one table.
 
-    Args:
-        saved: as for ``move_copies``.
+    Attributes:
+        saved: the leaves of the state by name.
         migration: the table.
         fields: of the new state.
         params: the arrays that the table makes of those before, by path.
         prefixes: as for ``move_copies``.
         is_partial: whether there may be more params than these, as between two tables.
     """
-    rows = _params_and_rows(saved, migration.rows, fields, params)
-    home = homes_in({array: match.path for array, (_, match) in rows.items()})
-    slots = map_names(saved, fields, home, prefixes)
-    owners = {slot.prefix: slot.node for slot in slots if slot.prefix is not None}
-    kinds = {prefix: fields[field_of(prefix)] for prefix in owners}
-    names = (slot.name for slot in slots)
-    inside = {name for name in names if not owners.keys().isdisjoint(above(name))}
-    joint = {
-        slot.node
-        for slot in slots
-        if prefixes.get(slot.name) in (None, slot.name)
-        and not any(field_of(prefix) in COPY_FIELDS for prefix, _ in cuts_of(slot.name))
-        and is_joint(saved[slot.name], len(params))
-    }
-    joint.difference_update(owners.values())
-    moved = SavedState({}, prefixes=prefixes, fields=by_node(slots))
-    mover = _Mover(saved, migration, params, moved, is_partial)
-    parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
-    for slot in slots:
-        if slot.prefix is not None:
-            place, match = rows[slot.array]
-            more = "" if slot.rest == "value" else slot.rest
-            part = (slot.prefix, more, place)
-            parts.setdefault(part, []).append((match, slot))
-        elif slot.name in inside:
-            moved.leave([slot.name], "no row takes it")
-        elif slot.node in joint:
-            moved.leave([slot.name], "all params are joined there, without names")
-        else:
-            moved.leaves[slot.name] = StateLeaf(slot, saved[slot.name], slot.name)
-    for (prefix, more, place), leaves in parts.items():
-        mover.move((prefix, more), place, kinds[prefix], leaves)
-    return moved
-
-
-def _params_and_rows(
-    names: Iterable[str],
-    rows: Sequence[Row],
-    fields: Mapping[str, Field],
-    params: Mapping[str, Any],
-) -> dict[str, tuple[int, Taken]]:
-    """Return for what may be a tail its parameter, and the place of the row for that.
-
-    The parameter is the tail or above it: the nearest that becomes one of today; where
-    none is known to, the nearest that a row takes. ``value`` is first taken for a box.
-    """
-    tails = dict.fromkeys(
-        path
-        for name in names
-        for prefix, tail in cuts_of(name)
-        if field_of(prefix) in fields
-        for array in [read_key(tail).path]
-        for path in (array, *above(array))
-    )
-    by_row, _ = assign(rows, [*tails], Problems())
-    owners = {
-        match.path: (place, match)
-        for place, matches in enumerate(by_row)
-        for match in matches
-    }
-
-    def may_fill(path: str) -> bool:
-        place, match = owners[path]
-        row = rows[place]
-        if row.has_axes or any(key.startswith("(") for key in match.captures):
-            return True  # the names are known after the sizes
-        return any(each.path.fill(match.captures, {}) in params for each in row.targets)
-
-    has_boxes = not any(last(path) == "value" for path in params)
-    homes = {}
-    for tail in tails:
-        paths = [tail, *above(tail)]
-        if has_boxes and last(tail) == "value":
-            paths = [*paths[1:], tail]
-        if owned := [path for path in paths if path in owners]:
-            homes[tail] = owners[next(filter(may_fill, owned), owned[0])]
-    return homes
-
-
-@dataclasses.dataclass(frozen=True)
-class _Mover:
-    """Moves the leaves of one state.
-
-    Attributes:
-        saved: the leaves by name.
-        migration: its table.
-        params: the arrays that train today, by path.
-        result: gets the leaves that moved.
-        is_partial: whether there may be more params.
-    """
 
     saved: Mapping[str, Any]
     migration: Migration
+    fields: Mapping[str, Field]
     params: Mapping[str, Any]
-    result: SavedState
-    is_partial: bool
+    prefixes: Mapping[str, str | None]
+    is_partial: bool = False
 
-    def move(
-        self, around: tuple[str, str], place: int, field: Field, part: _Leaves
+    def moved(self) -> SavedState:
+        """Return what became of all leaves."""
+        rows = self._params_and_rows()
+        home = homes_in({array: match.path for array, (_, match) in rows.items()})
+        slots = map_names(self.saved, self.fields, home, self.prefixes)
+        owners = {slot.prefix: slot.node for slot in slots if slot.prefix is not None}
+        joint = {slot.node for slot in slots if self._is_joint(slot)}
+        joint.difference_update(owners.values())
+        result = SavedState({}, prefixes=self.prefixes, fields=by_node(slots))
+        parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
+        for slot in slots:
+            if slot.prefix is not None:
+                place, match = rows[slot.array]
+                more = "" if slot.rest == "value" else slot.rest
+                part = (slot.prefix, more, place)
+                parts.setdefault(part, []).append((match, slot))
+            elif not owners.keys().isdisjoint(above(slot.name)):
+                result.leave([slot], "no row takes it")
+            elif slot.node in joint:
+                result.leave([slot], "all params are joined there, without names")
+            else:
+                leaf = StateLeaf(slot, self.saved[slot.name], slot.name)
+                result.leaves[slot.name] = leaf
+        for (prefix, more, place), leaves in parts.items():
+            self._move(result, (prefix, more), place, leaves)
+        return result
+
+    def _is_joint(self, slot: Slot) -> bool:
+        """Return whether all params may be joined in a leaf, without names."""
+        return (
+            self.prefixes.get(slot.name) in (None, slot.name)
+            and COPY_FIELDS.isdisjoint(field_of(x) for x, _ in cuts_of(slot.name))
+            and is_joint(self.saved[slot.name], len(self.params))
+        )
+
+    def _params_and_rows(self) -> dict[str, tuple[int, Taken]]:
+        """Return for what may be a tail its parameter, and the place of its row.
+
+        The parameter is the tail or above it: the nearest that becomes one of today;
+        where none is known to, the nearest that a row takes. ``value`` is first taken
+        for a box.
+        """
+        rows = self.migration.rows
+        tails = dict.fromkeys(
+            path
+            for name in self.saved
+            for prefix, tail in cuts_of(name)
+            if field_of(prefix) in self.fields
+            for array in [read_key(tail).path]
+            for path in (array, *above(array))
+        )
+        by_row, _ = assign(rows, [*tails], Problems())
+        owners = {
+            match.path: (place, match)
+            for place, matches in enumerate(by_row)
+            for match in matches
+        }
+
+        def may_fill(path: str) -> bool:
+            place, match = owners[path]
+            row, captures = rows[place], match.captures
+            if row.has_axes or any(key.startswith("(") for key in captures):
+                return True  # the names are known after the sizes
+            return any(x.path.fill(captures, {}) in self.params for x in row.targets)
+
+        has_boxes = not any(last(path) == "value" for path in self.params)
+        homes = {}
+        for tail in tails:
+            paths = [tail, *above(tail)]
+            if has_boxes and last(tail) == "value":
+                paths = [*paths[1:], tail]
+            if owned := [path for path in paths if path in owners]:
+                homes[tail] = owners[next(filter(may_fill, owned), owned[0])]
+        return homes
+
+    def _move(
+        self, result: SavedState, around: tuple[str, str], place: int, part: _Leaves
     ) -> None:
         """Move the leaves of a copy that one row takes.
 
         Args:
+            result: gets what became of them.
             around: what their names have before and after the path of a parameter.
             place: that of the row in the table.
-            field: what the copy holds.
             part: how the row takes each leaf, and where that is.
         """
+        field = self.fields[field_of(around[0])]
         row = _row_for_field(self.migration.rows[place], field, around[1])
         if isinstance(row, str):
-            return self.result.leave([slot.name for _, slot in part], row)
+            return result.leave([slot for _, slot in part], row)
         slots: dict[str, list[Slot]] = {}
         slices = []
         for match, slot in part:
             if row.moves and slot.region and slot.region.along:
-                slices.append(slot.name)
+                slices.append(slot)
             else:
                 slots.setdefault(match.path, []).append(slot)
-        self.result.leave(slices, "it holds only some layers, and its row has axes")
+        result.leave(slices, "it holds only some layers, and its row has axes")
         rank = field.rank or 0 if row.moves else 0
         firsts = {path: self.saved[first.name] for path, (first, *_) in slots.items()}
         specs = {
@@ -317,14 +301,13 @@ class _Mover:
             sources = [slot for path in group.source_paths for slot in slots.pop(path)]
             moved = self._moved(around, group, sources, rank)
             if isinstance(moved, str):
-                self.result.leave([slot.name for slot in sources], moved)
+                result.leave(sources, moved)
                 continue
             for leaf in moved:
-                self.result.add(leaf)
+                result.add(leaf)
         if problems.texts:
             reason = "; ".join(text for _, text, _ in problems.each())
-            left = itertools.chain(*slots.values())
-            self.result.leave([slot.name for slot in left], reason)
+            result.leave(itertools.chain(*slots.values()), reason)
 
     def _moved(
         self, around: tuple[str, str], group: Group, slots: Sequence[Slot], rank: int
