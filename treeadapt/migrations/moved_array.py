@@ -50,8 +50,9 @@ class MovedArray:
     Attributes:
         group: of a plan.
         target: place of the target in the row.
-        numbers: which leaf of it the array is.
-        sources: by path: arrays, or their shapes and dtypes.
+        numbers: values of the target's numbers, which tell its leaves apart.
+        sources: by path: arrays to read, or shapes and dtypes to count bytes; what is
+            read for the last time may be taken out.
         like: the array that has the numbers of what is new; None where these are zero.
     """
 
@@ -100,6 +101,8 @@ class MovedArray:
 
     def cost(self, boxes: Sequence[Box]) -> tuple[float, bool]:
         """Return how many bytes are read for boxes, and whether no more is than needed.
+
+        They are infinite if the array does not divide.
 
         Args:
             boxes: of the array, which are read together.
@@ -289,7 +292,7 @@ def gathered(
     shards: Mapping[str, tuple[int, ...]],
     costs: dict[Any, tuple[float, bool]],
 ) -> list[str]:
-    """Return the arrays of which a process with one shard needs more than its part.
+    """Return paths of the arrays of which a process reads more than the shard it has.
 
     It has one shard of each array of the group.
 
