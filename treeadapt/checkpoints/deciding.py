@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,40 @@ def target_view(target: Any) -> TreeView:
     return view
 
 
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a call wants of a checkpoint.
+
+    Attributes:
+        where: selects leaves: of the target, or without one of the checkpoint.
+        view: of the target; None without one.
+        strict: whether all that is selected must fit.
+        cast: whether other dtypes fit.
+    """
+
+    where: Any
+    view: TreeView | None = None
+    strict: bool = True
+    cast: bool = False
+
+    @functools.cached_property
+    def likes(self) -> dict[str, Any] | None:
+        """The leaves of the target, by path."""
+        return None if self.view is None else self.view.flat()
+
+    @functools.cached_property
+    def mask(self) -> dict[str, bool]:
+        """Whether each leaf of the target is selected, by path.
+
+        Raises:
+            UnusedRuleError: as for ``select``; it says which names are meant.
+        """
+        assert self.view is not None
+        with _naming("where= selects leaves of the target by their names there"):
+            chosen = selected(self.view, self.where)
+        return dict(zip(self.view.plan.paths, chosen, strict=True))
+
+
 def paths_to_load(source: Source, where: Any) -> list[str]:
     """Select what can be loaded without a target.
 
@@ -76,16 +111,6 @@ def paths_to_load(source: Source, where: Any) -> list[str]:
     names = "the new names" if source.migrates else "the names in the checkpoint"
     with _naming(f"Without a target, where= selects by {names}"):
         return chosen_paths(source.stored.leaves, where)
-
-
-def _selected_to_load(where: Any, view: TreeView) -> list[bool]:
-    """Select leaves of a target.
-
-    Raises:
-        UnusedRuleError: as for ``select``; it says which names are meant.
-    """
-    with _naming("where= selects leaves of the target by their names there"):
-        return selected(view, where)
 
 
 @contextlib.contextmanager
@@ -99,20 +124,11 @@ def _naming(which: str) -> Iterator[None]:
         raise UnusedRuleError(f"{problem}\n{cure}") from None
 
 
-def relevant(source: Source, view: TreeView, where: Any) -> Source:
-    """Return what can be loaded, with the problems of the selected leaves alone.
-
-    Args:
-        source: what can be loaded.
-        view: of the target.
-        where: as for ``load``.
-    """
-    if not source.problems.texts:
+def relevant(source: Source, wanted: Wanted) -> Source:
+    """Return what can be loaded, with the problems of the selected leaves alone."""
+    if wanted.likes is None or not source.problems.texts or all(wanted.mask.values()):
         return source
-    mask = _selected_to_load(where, view)
-    if all(mask):
-        return source
-    leaves = dict(itertools.compress(view.items(), mask))
+    leaves = {one: leaf for one, leaf in wanted.likes.items() if wanted.mask[one]}
     filled = source.kept | {*source.stored.table}
     are_filled = all(one in filled or not is_array(it) for one, it in leaves.items())
     problems = source.problems.about(leaves, are_filled=are_filled)
@@ -128,26 +144,17 @@ def chosen_paths(
     return list(itertools.compress(view.plan.paths, mask))
 
 
-def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadReport:
-    """Return how what can be loaded fits a target.
-
-    Args:
-        view: of the target.
-        source: what can be loaded.
-        where: selects leaves, as for ``load``.
-        cast: as for ``load``.
-    """
-    target, unexpected = view.flat(), []
-    mask = _selected_to_load(where, view)
-    pairs = zip(target, mask, strict=True)
-    chosen = [yes and path not in source.kept for path, yes in pairs]
+def decided(source: Source, wanted: Wanted) -> LoadReport:
+    """Return how what can be loaded fits a target."""
+    target, unexpected = wanted.likes or {}, list[str]()
+    chosen = [yes and path not in source.kept for path, yes in wanted.mask.items()]
     leaves = source.stored.leaves
     others = {one: leaf for one, leaf in leaves.items() if one not in target}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
-        unexpected = chosen_paths(others, where, unused="ignore")
+        unexpected = chosen_paths(others, wanted.where, unused="ignore")
 
-    def read(wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        return read_ahead(source.stored, source.read(wanted))
+    def read(paths: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        return read_ahead(source.stored, source.read(paths))
 
     has_values = not (source.stored.is_abstract or source.problems.texts)
     report = compare_with_target(
@@ -156,34 +163,24 @@ def decided(view: TreeView, source: Source, where: Any, *, cast: bool) -> LoadRe
         source.stored,
         unexpected,
         read if has_values else None,
-        cast=cast,
+        cast=wanted.cast,
     )
     return dataclasses.replace(report, origin=source.problems.origin)
 
 
 def source_that_fits(
-    stored: Stored,
-    migrations: Sequence[Migration | None],
-    view: TreeView | None,
-    where: Any,
-    *,
-    strict: bool,
-    cast: bool,
+    stored: Stored, migrations: Sequence[Migration | None], wanted: Wanted
 ) -> tuple[Source, int]:
     """Return what one of several migrations makes of a checkpoint, and which it is.
 
     Args:
         stored: what the checkpoint holds.
         migrations: for several layouts of one model; None for what is stored as it is.
-        view: of the target, which the result must fit; None without one.
-        where: as for ``load``.
-        strict: whether all that is selected must fit, and not only the rows.
-        cast: as for ``load``.
+        wanted: with a target the result must fit it; if not ``strict``, only the rows.
 
     Raises:
         MigrationError: none fits, or more than one does.
     """
-    likes = None if view is None else view.flat()
     fitting: list[tuple[Source, int]] = []
     whole: list[tuple[Source, int]] = []  # of which all rows fit
     lines: list[str] = []
@@ -192,14 +189,13 @@ def source_that_fits(
             require_migration(migration)
     for place, migration in enumerate(migrations):
         try:
-            source = source_of(stored, migration, likes, cast=cast)
+            source = source_of(stored, migration, wanted.likes, cast=wanted.cast)
             is_whole = not source.problems.texts
-            if view is not None:
-                source = relevant(source, view, where)
+            source = relevant(source, wanted)
             misses = str(source.problems).splitlines()
-            if view is not None and (strict or not misses):
-                report = decided(view, source, where, cast=cast)
-                misses += [] if report.fits or not strict else report.misfit_lines
+            if wanted.view is not None and (wanted.strict or not misses):
+                report = decided(source, wanted)
+                misses += report.misfit_lines if wanted.strict else []
         except MigrationError as error:
             misses = str(error).splitlines()
         if misses:
@@ -223,30 +219,21 @@ def source_that_fits(
     )
 
 
-def require_fit(
-    view: TreeView, source: Source, report: LoadReport, *, strict: bool, cast: bool
-) -> None:
+def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
     """Raise if what is to be loaded does not fit, or warn of what is left out.
-
-    Args:
-        view: of the target.
-        source: what can be loaded.
-        report: how it fits.
-        strict: as for ``load``.
-        cast: as for ``load``.
 
     Raises:
         CheckpointError: ``strict`` and it does not fit; the message lists all misfits.
         MigrationError: instead, with a migration, or its rows do not fit.
     """
-    title, advice = source.stored.title, _advice(view, source, report)
+    title, advice = source.stored.title, _advice(source, report, wanted)
     unfilled = [*report.missing, *report.misshaped, *report.retyped]
-    if strict and not report.fits:
+    if wanted.strict and not report.fits:
         lines = [f"T{title[1:]} does not fit the target."]
         lines += filter(None, [str(source.problems)])
         lines.append(str(report))
         cure = "choose leaves with where=, or pass strict=False."
-        if report.retyped and not cast:
+        if report.retyped and not wanted.cast:
             cure = f"pass cast=True to convert dtypes, {cure}"
         if not source.migrates:
             lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
@@ -269,14 +256,15 @@ def require_fit(
         warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
 
 
-def _advice(view: TreeView, source: Source, report: LoadReport) -> list[str]:
+def _advice(source: Source, report: LoadReport, wanted: Wanted) -> list[str]:
     """Return what takes leaves of other names and shapes to a target."""
-    lines = []
+    assert wanted.view is not None
+    lines, plan = [], wanted.view.plan
     wrong = {*report.missing, *report.misshaped, *report.retyped}
     in_states = (
         path
-        for path in view.plan.paths
-        if path in wrong and any(map(is_state_class, view.plan.enclosing(path)))
+        for path in plan.paths
+        if path in wrong and any(map(is_state_class, plan.enclosing(path)))
     )
     if (state := next(in_states, None)) is not None:
         lines.append(

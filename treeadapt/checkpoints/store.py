@@ -24,6 +24,7 @@ import numpy as np
 
 from treeadapt.arrays import Tree, is_array
 from treeadapt.checkpoints.deciding import (
+    Wanted,
     decided,
     paths_to_load,
     relevant,
@@ -289,36 +290,31 @@ def load(
     with together as told, opened(path, max_inflight_bytes, told) as stored:
         if view is not None:
             stored.require_arrays()
-        options = {"strict": strict, "cast": cast}
-        source, _ = _source(path, stored, migration, view, where, **options)
+        wanted = Wanted(where, view, strict, cast)
+        source, _ = _source(path, stored, migration, wanted)
         if source.marks:
             warnings.warn(source.marks, TreeAdaptWarning, stacklevel=2)
         if view is None:
             return _as_stored(source, where)
-        report = decided(view, source, where, cast=cast)
-        require_fit(view, source, report, strict=strict, cast=cast)
+        report = decided(source, wanted)
+        require_fit(source, report, wanted)
         return _filled(view, source, report.restored)
 
 
 def _source(
     path: str | os.PathLike[str],
     stored: Stored,
-    migration: MigrationLike | Sequence[MigrationLike | None] | None,
-    view: TreeView | None,
-    where: Any,
-    *,
-    strict: bool = True,
-    cast: bool,
+    migration: Migrations,
+    wanted: Wanted,
 ) -> tuple[Source, int | None]:
     """Return the leaves that can be loaded, and which of several migrations fits."""
     folders = [path] if isinstance(path, str | os.PathLike) else []
     if isinstance(migration, Sequence) and not isinstance(migration, str | bytes):
         tables = [named_migration(each, *folders) for each in migration]
-        return source_that_fits(stored, tables, view, where, strict=strict, cast=cast)
-    likes = None if view is None else view.flat()
+        return source_that_fits(stored, tables, wanted)
     table = named_migration(migration, *folders)
-    source = source_of(stored, table, likes, cast=cast)
-    return (source if view is None else relevant(source, view, where)), None
+    source = source_of(stored, table, wanted.likes, cast=wanted.cast)
+    return relevant(source, wanted), None
 
 
 def _as_stored(source: Source, where: Any) -> Any:
@@ -410,12 +406,12 @@ def compare_checkpoint(
         1 number changed:
           'step': 700, the target has 0
     """
-    view, where = target_view(target), allowing(where, unused)
+    wanted = Wanted(allowing(where, unused), target_view(target), cast=cast)
     with opened(path) as stored:
-        source, place = _source(path, stored, migration, view, where, cast=cast)
+        source, place = _source(path, stored, migration, wanted)
         source.problems.raise_any()
-        report = decided(view, source, where, cast=cast)
-        likes, extra = view.flat(), 0
+        report = decided(source, wanted)
+        likes, extra = wanted.likes or {}, 0
         if not source.migrates:
             extra = extra_bytes(
                 stored,
