@@ -358,7 +358,7 @@ def explain(
     """Say which rules match the leaf of TREE at PATH: exit code 1 if none does.
 
     With --migration, say which row moves the leaf at PATH, of TREE or of what it
-    becomes, and where an index of it goes.
+    becomes, with its captures and sizes.
     """
     is_matched = (
         explain_rules(tree, path, outcome, optimizers)

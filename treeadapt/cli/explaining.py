@@ -1,7 +1,7 @@
 """Explaining: which rule or row decides one leaf, line by line.
 
 Takes a ``Decision`` or the plan of a migration; prints each rule with its verdict, or
-the row and where an index goes.
+the row with its captures, sizes and operations.
 """
 
 from __future__ import annotations
