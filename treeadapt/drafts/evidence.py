@@ -19,6 +19,7 @@ import numpy as np
 from treeadapt.drafts.converting import as_bytes
 from treeadapt.drafts.merging import canonical
 from treeadapt.drafts.numbers import (
+    Origins,
     bits,
     contents,
     filled_box,
@@ -45,7 +46,10 @@ _MOST_NUMBERS = 2**24  # that are sorted
 Read: TypeAlias = Callable[[int, str], np.ndarray]
 
 #: First and last index along each axis, of the leaves of which a box is looked at.
-Crops: TypeAlias = dict[tuple[int, str], tuple[tuple[int, int], ...]]
+Crops: TypeAlias = Mapping[tuple[int, str], tuple[tuple[int, int], ...]]
+
+_NO_CROPS: Crops = {}
+_UNCHANGED: Mapping[str, Any] = {}
 
 
 class Evidence:
@@ -78,12 +82,8 @@ class Evidence:
     def rows(self) -> tuple[list[DraftRow], bool]:
         """Return the rows that numbers show; whether any are in common."""
         ones, twos = [*self.one.leaves], [*self.two.leaves]
-        assert self.one.arrays is not None
-        origins, first, constant = find_origins(
-            [self.one.arrays[path] for path in ones],
-            [leaf.dtype for leaf in self.one.leaves.values()],
-            self.two.arrays or {},
-        )
+        found = self._found(ones, twos)
+        origins, first, constant = found[0]
         have_common = have_numbers_in_common(
             own for path, own in origins.items() if not constant[path]
         )
@@ -91,7 +91,8 @@ class Evidence:
         for number, owner in enumerate(first):
             if number != owner:
                 twins.setdefault(ones[owner], []).append(ones[number])
-        rows = [_with_twins(row, twins) for row in self.linked(ones, twos)]
+        drafted = self._rows(ones, twos, self._known(found))
+        rows = [_with_twins(row, twins) for row in drafted]
         for offset in (1.0, -1.0):
             rows += self._shifted(*self.left(rows), offset)
         for step in (self._cropped, self._scaled):
@@ -104,7 +105,6 @@ class Evidence:
         twos: Iterable[str],
         *,
         old: Read | None = None,
-        new: Read | None = None,
         crops: Crops | None = None,
         **changed: Any,
     ) -> list[DraftRow]:
@@ -114,15 +114,24 @@ class Evidence:
             ones: paths of the source.
             twos: paths of the target.
             old: reads an array of the source as something changed it.
-            new: reads an array of the target.
             crops: which box of a leaf is looked at, by side and path.
             changed: fields of the rows: what was done to the numbers.
         """
-        crops = crops or {}
-        sources, targets = [*ones], [*twos]
-        olds, news = self._leaves(0, sources, crops), self._leaves(1, targets, crops)
-        every = self._origins(sources, targets, old, new, crops)
-        links = find_links(olds, news, every, _LEAST_SHARE)
+        sources, targets, crops = [*ones], [*twos], crops or {}
+        known = self._known(self._found(sources, targets, old, crops))
+        return self._rows(sources, targets, known, crops, changed)
+
+    def _rows(
+        self,
+        ones: Sequence[str],
+        twos: Sequence[str],
+        known: Mapping[str, Origins],
+        crops: Crops = _NO_CROPS,
+        changed: Mapping[str, Any] = _UNCHANGED,
+    ) -> list[DraftRow]:
+        """Return the rows that ``linked`` does, of numbers whose places are known."""
+        olds, news = self._leaves(0, ones, crops), self._leaves(1, twos, crops)
+        links = find_links(olds, news, known, _LEAST_SHARE)
         return [*self._fitting(rows_of_links(olds, news, links), crops, changed)]
 
     def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
@@ -134,36 +143,41 @@ class Evidence:
             for path in paths
         ]
 
-    def _origins(
+    def _found(
         self,
         ones: Sequence[str],
         twos: Sequence[str],
         old: Read | None = None,
-        new: Read | None = None,
-        crops: Crops | None = None,
-    ) -> dict[str, Any]:
-        """Return where the numbers of targets are, in all calls alike."""
-        crops = crops or {}
+        crops: Crops = _NO_CROPS,
+    ) -> list[Any]:
+        """Return what ``find_origins`` does for some leaves, in each call."""
 
         def reading(side: int, nth: int, path: str) -> Callable[[], np.ndarray]:
             def read() -> np.ndarray:
-                own = (old, new)[side]
-                array = own(nth, path) if own else self.calls[nth][side].array(path)
+                if old is None or side == 1:
+                    array = self.calls[nth][side].array(path)
+                else:
+                    array = old(nth, path)
                 return cropped(array, crops.get((side, path)))
 
             return read
 
-        every = []
-        for nth in range(len(self.calls)):
-            origins, _, constant = find_origins(
+        return [
+            find_origins(
                 [reading(0, nth, path) for path in ones],
                 [self.one.leaves[path].dtype for path in ones],
                 {path: reading(1, nth, path) for path in twos},
             )
-            is_distinct = len(self.calls) > 1
-            every.append(
-                {p: own for p, own in origins.items() if is_distinct or not constant[p]}
-            )
+            for nth in range(len(self.calls))
+        ]
+
+    def _known(self, found: Sequence[Any]) -> dict[str, Origins]:
+        """Return where the numbers of targets are, in all calls alike."""
+        is_distinct = len(self.calls) > 1
+        every = [
+            {p: own for p, own in origins.items() if is_distinct or not constant[p]}
+            for origins, _, constant in found
+        ]
         return {
             path: known_in_all(
                 [origins[path] for origins in every],
@@ -242,13 +256,14 @@ class Evidence:
 
     def _crops(self, ones: Mapping[str, Any], twos: Mapping[str, Any]) -> Crops:
         """Return the boxes of leaves that are in leaves of the other side."""
-        crops: Crops = {}
+        crops: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
         for path in _floats(twos):
             box = filled_box(self.two.array(path) != 0)
             if box and box != _whole(twos[path].shape):
                 crops[1, path] = box
         places: dict[str, list[np.ndarray]] = {}
-        for own in self._origins([*ones], [*twos], crops=crops).values():
+        found = self._found([*ones], [*twos], crops=crops)
+        for own in self._known(found).values():
             for number, path in enumerate(ones):
                 places.setdefault(path, []).append(own.places[own.leaves == number])
         for path, every in places.items():
@@ -375,7 +390,8 @@ class Evidence:
         links = []
         for ones, twos in row.pairs:
             olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
-            links += find_links(olds, news, self._origins(ones, twos), _LEAST_WITHIN)
+            known = self._known(self._found(ones, twos))
+            links += find_links(olds, news, known, _LEAST_WITHIN)
         olds = self._leaves(0, row.source_paths, {})
         news = self._leaves(1, row.target_paths, {})
         rows = [*self._fitting(rows_of_links(olds, news, links), {}, {})]

@@ -131,7 +131,7 @@ def find_origins(
         if differ or not {*numbers_of.values()} <= {0, 1}:
             constant |= dict.fromkeys(numbers_of, False)
     tables = {
-        dtype: _Table(np.unique(np.concatenate([seen for *_, seen in leaves])))
+        dtype: _Table(_distinct(np.concatenate([seen for *_, seen in leaves])))
         for dtype, leaves in wanted.items()
     }
     first = list(range(len(source)))
@@ -269,12 +269,18 @@ def is_symmetric(array: np.ndarray) -> bool:
     )
 
 
+def _distinct(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers in order, each once; ``numpy.unique`` hashes many, and is slow."""
+    numbers = np.sort(numbers)
+    return numbers[np.insert(numbers[1:] != numbers[:-1], 0, [True] * len(numbers[:1]))]
+
+
 class _Table:
     """The numbers that are looked up, and where the source has them."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values
-        self._counts = np.zeros(len(values), np.int8)
+        self._counts = np.zeros(len(values), np.int64)
         self._leaves = np.zeros(len(values), np.int32)
         self._places = np.zeros(len(values), np.int64)
 
@@ -288,8 +294,7 @@ class _Table:
             where[where == len(self._values)] = 0
             hits = np.flatnonzero(self._values[where] == numbers)
             where = where[hits]
-            counts = np.bincount(where, minlength=len(self._counts))
-            self._counts = np.minimum(self._counts + counts, 2).astype(np.int8)
+            np.add.at(self._counts, where, 1)
             self._leaves[where] = number
             self._places[where] = hits + start
 
