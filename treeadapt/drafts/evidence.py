@@ -430,17 +430,14 @@ class Evidence:
                 yield row
                 continue
             dtype = self.two.leaves[row.target_paths[0]].dtype
-            every = [keys.get((dtype, path)) for path in row.source_paths]
-            others = [
-                other
-                for key in dict.fromkeys(every)
-                for other in alike.get(key, ())
-                if other not in row.source_paths
-            ]
+            own = dict.fromkeys(row.source_paths)
+            every = dict.fromkeys(keys.get((dtype, path)) for path in own)
+            there = itertools.chain(*(alike.get(key, ()) for key in every))
+            others = [path for path in there if path not in own]
             if others:
                 names = listing(fold(others), limit=3)
                 row = row.marked(EQUAL, f"these have the same numbers: {names}")
-            if all(is_symmetric(self.one.array(path)) for path in row.source_paths):
+            if all(is_symmetric(self.one.array(path)) for path in own):
                 row = row.marked("order of axes", "the arrays are symmetric")
             yield row
 

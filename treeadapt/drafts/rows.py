@@ -8,6 +8,7 @@ on both sides of a row is one name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -157,6 +158,7 @@ def is_count(token: Any) -> bool:
     return isinstance(token, str) and _NUMBER.fullmatch(token) is not None
 
 
+@functools.lru_cache(maxsize=32_768)  # a draft asks a few times about each path
 def template_of(path: str) -> tuple[str | None, ...]:
     """Return the tokens of a path with None for its numbers.
 

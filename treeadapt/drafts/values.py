@@ -26,7 +26,6 @@ from treeadapt.drafts.rows import (
     DraftRow,
     Hole,
     Tokens,
-    is_count,
     template_of,
     tokens_of,
     windowed,
@@ -60,8 +59,10 @@ class NumberedLeaf:
 
 def leaf_of(path: str, shape: tuple[int, ...]) -> NumberedLeaf:
     """Return a leaf with the numbers of its path apart."""
-    numbers = tuple(int(token) for token in tokens_of(path) if is_count(token))
-    return NumberedLeaf(path, shape, template_of(path), numbers)
+    template = template_of(path)
+    pairs = zip(template, tokens_of(path), strict=True)
+    numbers = tuple(int(token) for fixed, token in pairs if fixed is None)
+    return NumberedLeaf(path, shape, template, numbers)
 
 
 @dataclasses.dataclass(frozen=True)
