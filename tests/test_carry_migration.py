@@ -746,7 +746,7 @@ def test_params_that_are_called_like_fields():
 
 def test_a_table_is_not_a_migration():
     with pytest.raises(
-        ta.MigrationError, match=r"expects a ta\.Migration, and got a dict"
+        ta.MigrationError, match=r"expects a ta\.Migration\(table\), and got a dict"
     ):
         ta.carry_state(adam, {"w": 1.0}, {}, migration={"v": "w"})  # type: ignore
 

@@ -237,7 +237,7 @@ def test_without_a_mesh_partition_specs_names_the_function_that_takes_one():
     assert text == (
         "'scale' float32[]: shard_largest('data', min_size=32) (rule '**') needs the "
         "size of the mesh axis 'data', but no mesh is set. Call named_shardings(tree, "
-        "rules, mesh), or set the mesh around this call: with jax.set_mesh(mesh)."
+        "rules, mesh), or set the mesh around this call: jax.set_mesh(mesh)."
     )
     assert partition_specs({"up": jnp.ones(4)}, {"up": P("data")}) == {"up": P("data")}
 

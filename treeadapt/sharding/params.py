@@ -165,9 +165,8 @@ def _mesh_sizes(
         if not sizes:
             seen = "no mesh is set. Call named_shardings(tree, rules, mesh)"
         raise ShardingError(
-            f"{who}: {rule} ({source}) needs the size of the mesh axis "
-            f"{unknown[0]!r}, but {seen}, or set the mesh around this call: with "
-            "jax.set_mesh(mesh)."
+            f"{who}: {rule} ({source}) needs the size of the mesh axis {unknown[0]!r}, "
+            f"but {seen}, or set the mesh around this call: jax.set_mesh(mesh)."
         )
     return sizes
 
@@ -252,8 +251,7 @@ def _wrong_message(wrong: Sequence[str], mesh: Mesh | AbstractMesh | None) -> st
     lines = section(f"{plural(len(wrong), 'spec')} cannot shard the array:", wrong)
     lines.append(
         "Give one entry for each axis of the array (None: not sharded), P('data', ...) "
-        "for the\nfirst axis of any array, or P() for a copy on every device. Labels "
-        "get their specs by\nspecs=."
+        "for the\nfirst axis of any array, or P() for a copy on every device."
     )
     return "\n".join([*lines, f"The mesh has {axes}."] if axes else lines)
 

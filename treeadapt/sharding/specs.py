@@ -64,14 +64,10 @@ def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
         seen = shorten(repr(value))
         raise ShardingError(f"{who} gives {seen}, which is not a spec. {_WRITTEN}")
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-        raise ShardingError(
-            f"{who} gives {spec}. Leave out what is unreduced or reduced: only values "
-            "inside a program can be."
-        )
+        raise ShardingError(f"{who} gives {spec}. Leave out what is (un)reduced.")
     if [*spec].count(...) > 1:
         raise ShardingError(
-            f"{who} gives {spec_text(spec)}. Write ... once: it stands for all axes "
-            "that the spec does not name."
+            f"{who} gives {spec_text(spec)}. Write ... once, for all other axes."
         )
     return spec
 
@@ -266,10 +262,9 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
             places[name] = place
         elif name is not None and named.logical:
             raise ShardingError(
-                f"The box at {listing([path])} names an axis {name!r}, which is a "
-                "logical name. Say which mesh axes it is: "
-                f"logical_axes={{{name!r}: 'model'}}, or None for an axis that is not "
-                "sharded."
+                f"The box at {listing([path])} names an axis {name!r}, a logical name. "
+                f"Say which mesh axes it is: logical_axes={{{name!r}: 'model'}}, or "
+                "None for an axis that is not sharded."
             )
         else:
             entries[place] = name

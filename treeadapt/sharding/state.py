@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 from treeadapt.arrays import is_array
 from treeadapt.errors import ShardingError
 from treeadapt.layers.region import Region
-from treeadapt.names import listing, plural
+from treeadapt.names import listing, plural, shorten
 from treeadapt.sharding.specs import is_open, mesh_axes, spec_of_rank
 from treeadapt.state_map import Slot, fast_params, init_of_arrays, map_state, view_init
 from treeadapt.transforms.adapt import with_extra_args
@@ -94,8 +94,7 @@ def in_memory(placement: Placement, kind: str) -> Sharding:
         )
     if not isinstance(kind, str):
         raise ShardingError(
-            'Expected memory_kind= to be a name, such as "pinned_host"; got the type '
-            f"{type(kind).__name__}."
+            f'Expected a memory_kind= such as "pinned_host"; got {shorten(repr(kind))}.'
         )
     try:
         return placement.with_memory_kind(kind)
@@ -363,8 +362,7 @@ def _everywhere(params: Mapping[str, PlacedParam]) -> Placement:
     """Return the placement of what belongs to no param."""
     if not params:
         raise ShardingError(
-            "No array of the params has a sharding. Put them on devices first, or pass "
-            "shardings=."
+            "No array of the params has a sharding. Place them, or pass shardings=."
         )
     first = next(iter(params.values())).placement
     if isinstance(first, NamedSharding):

@@ -115,9 +115,8 @@ def _stored(state: Any, flat: FlatDict) -> tuple[Any, FlatDict] | None:
     if value is None or grad is None:
         raise TransformError(
             "The state holds no value and gradient of the params. Only a line search "
-            "stores them: optax.lbfgs, optax.scale_by_zoom_linesearch, or "
-            "optax.scale_by_backtracking_linesearch(store_grad=True). For others call "
-            "jax.value_and_grad."
+            "stores them: optax.lbfgs, scale_by_zoom_linesearch, or "
+            "scale_by_backtracking_linesearch(store_grad=True)."
         )
     grads = view_tree(grad).flat()
     if any(path not in flat and read_key(path).path in flat for path in grads):
@@ -210,10 +209,8 @@ def tree_map_params(
             new.append(transform_non_params(leaf) if transform_non_params else leaf)
     if lacking:
         raise StructureMismatchError(
-            f"{plural(len(lacking), 'parameter')} in the state "
-            f"{'has' if len(lacking) == 1 else 'have'} no leaf in a tree: "
-            f"{listing(lacking)}. Every tree needs the paths of the params that the "
-            "state was made for.",
+            f"A tree lacks {plural(len(lacking), 'parameter')} of the state: "
+            f"{listing(lacking)}. Every tree needs the paths of the state's params.",
             paths=lacking,
         )
     return view.rebuild(new)

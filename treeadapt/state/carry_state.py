@@ -173,8 +173,7 @@ def carry_state(
     """
     if not isinstance(migration, Migration | None):
         raise MigrationError(
-            f"migration= expects a ta.Migration, and got {describe(migration)}. Write "
-            "migration=ta.Migration(table)."
+            f"migration= expects a ta.Migration(table), and got {describe(migration)}."
         )
     order = "carry_state takes (tx, params, saved)"
     tx = with_extra_args(tx, order)
@@ -182,13 +181,11 @@ def carry_state(
         is_state = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
         if is_transformation(tree) or is_state:
             raise TransformError(
-                f"Got {describe(tree)} as {name}. {order}: the transformation, the "
-                "params, and the earlier state."
+                f"Got {describe(tree)} as {name}. {order}, the earlier state."
             )
     if isinstance(saved, str | os.PathLike):
         raise CheckpointError(
-            f"saved is a name, {shorten(repr(saved))}, and not a state. Pass "
-            "treeadapt.load(name)."
+            f"saved is a name, {shorten(repr(saved))}. Pass treeadapt.load(name)."
         )
     for tree in (fast_params(params), plain_state(saved)):
         require_no_refs(view_tree(tree))

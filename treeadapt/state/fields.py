@@ -248,8 +248,7 @@ def _search(
             raise TransformError(
                 f"state{path} is a {part.owner}, which has a field {name!r} but is "
                 "not a state of Optax and contains none, so it may be params. Give the "
-                f'class with the name: "{part.owner}.{name}", or that of the state '
-                "that you mean."
+                f'class with the name: "{part.owner}.{name}", or that of another.'
             )
     return parts
 
@@ -450,8 +449,7 @@ def _several_message(key: Any, named: Sequence[_Part]) -> str:
     example = f" ({classes[0]!r})" if classes else ""
     return (
         f"{plural(len(named), 'field')} of the state are called {key!r}: {places}. "
-        f"Read one in Python, as written here; or name its class too{example}, or pass "
-        "group=."
+        f"Read one in Python, or name its class too{example}, or pass group=."
     )
 
 
@@ -473,10 +471,7 @@ def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     cure = ""
     if not near and "hyperparams" not in names:
-        cure = (
-            " A number of the optimizer, such as its rate, is in the state after "
-            "treeadapt.inject_hyperparams."
-        )
+        cure = " A rate is in the state after treeadapt.inject_hyperparams."
     return (
         f"No field of the state is called {describe_argument(name)}{hint}. There are "
         f"{listing(dict.fromkeys(names)) or 'none'}. Parameters are not searched.{cure}"

@@ -365,8 +365,7 @@ def _of_small(table: Table) -> Iterator[str]:
         yield (
             f"{listing(names)} were cast to a dtype in which small numbers are zero, "
             "and steps are divided by them: the first ones may be many times too long. "
-            "Keep the params of the optimizer in a wider dtype, or start again with "
-            "reset=."
+            "Keep the params in a wider dtype, or start again with reset=."
         )
 
 
@@ -409,8 +408,7 @@ def _of_counts(table: Table) -> Iterator[_Alike]:
         if tails:
             text = (
                 "moments of another age than the step count says{alike}: {0} of {1}. "
-                "Keep these leaves in a group of their own, or reset the whole state: "
-                "{reset}."
+                "Keep these leaves in a group of their own, or reset all: {reset}."
             )
             yield _Alike(text, slot.node, ([slot.name], tails))
 
@@ -483,8 +481,7 @@ def _of_sums(table: Table) -> Iterator[_Alike]:
         reported.add(slot.prefix)
         text = (
             f"sums of updates that were scaled by {was} and now are by {now}"
-            "{alike}: {0}. The first steps may be many times too long or too short. To "
-            "start again: {reset}."
+            "{alike}: {0}. Steps may be far too long or short. To start again: {reset}."
         )
         yield _Alike(text, slot.node, ([str(slot.prefix)],))
 
@@ -551,8 +548,7 @@ def _of_vectors(table: Table) -> Iterator[str]:
             yield (
                 f"{row.slot.name!r} is {describe(row.value)} without the name of any "
                 "parameter (optax.flatten joins them all), and was carried whole. That "
-                "is right only if just the same leaves train as before; if not, "
-                f"{_reset(row.slot.node)}."
+                f"is right if the same leaves train; if not, {_reset(row.slot.node)}."
             )
 
 

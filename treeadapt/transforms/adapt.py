@@ -338,8 +338,7 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
             raise TransformError(
                 f"There is no update (None) for {listing(lacking)}, for which the "
                 "state was made, and the transformation wants one. Leave such leaves "
-                "out with treeadapt.freeze or partition, or initialise the state with "
-                "just the leaves that get gradients. "
+                "out with treeadapt.freeze or partition, or out of the state. "
                 f"({type(error).__name__}: {error})",
                 paths=lacking,
             ) from error
@@ -348,8 +347,7 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
             raise TransformError(
                 "Masks or labels have the shape of the model, where Optax is shown the "
                 f"flat dict {{path: array}}: {listing(unlifted, write=str, limit=4)}. "
-                "Wrap them, such as mask=treeadapt.lift(mask): their label paths then "
-                "find their leaves."
+                "Wrap them, such as mask=treeadapt.lift(mask)."
             ) from error
         raise
 
@@ -413,8 +411,7 @@ def _stray_message(
         kind = type(leaves[static[0]]).__name__
         return (
             f"The updates have arrays at {listing(static)}, where the params have a "
-            f"static leaf, a {kind}, which never trains. To train a number, make it an "
-            "array: jnp.asarray."
+            f"static leaf, a {kind}, which never trains. Make it an array: jnp.asarray."
         )
     lacking = [p for p, leaf in leaves.items() if is_array(leaf) and p not in paths]
     text = Mismatch(lacking, stray).text("name", "the updates have", to="the params")

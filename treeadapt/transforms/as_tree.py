@@ -51,9 +51,8 @@ def on_tree(tx: Any, whole: WholeTree) -> optax.GradientTransformationExtraArgs:
         leaves = {whole.stored_path(key): leaf for key, leaf in flat.items()}
         if len(leaves) < len(flat):
             raise TransformError(
-                "With as_tree=True a group has one part of an array, and "
-                f"{listing(flat)} has several of one. Give these layers one label, or "
-                "leave as_tree=True out."
+                f"With as_tree=True a group has one part of an array; {listing(flat)} "
+                "has several. Give these layers one label, or leave as_tree=True out."
             )
         return view.rebuild([leaves.get(path) for path in view.plan.paths])
 
@@ -90,8 +89,7 @@ def _require_known_to_jax(view: TreeView) -> None:
         second, first = next(iter(view.plan.ties.items()))
         raise TransformError(
             f"One variable is at {first!r} and {second!r}, which JAX takes for two. "
-            "With as_tree=True pass a tree that has it once, such as "
-            "nnx.state(model, nnx.Param)."
+            "Pass a tree that has it once, such as nnx.state(model, nnx.Param)."
         )
     kinds = current_registry().kinds
 

@@ -79,9 +79,8 @@ def inject_hyperparams(
     """
     if not callable(inner_factory):
         raise TransformError(
-            "inject_hyperparams takes the function that makes a transformation, and "
-            "its arguments after that: inject_hyperparams(optax.adam)(1e-3); got "
-            f"{inner_factory!r:.100}."
+            "inject_hyperparams takes the function that makes a transformation: "
+            f"inject_hyperparams(optax.adam)(1e-3); got {inner_factory!r:.100}."
         )
     signature = _signature(inner_factory)
     static = frozenset({static_args} if isinstance(static_args, str) else static_args)
@@ -169,8 +168,7 @@ def schedule(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not callable(fn):
         raise TransformError(
-            f"schedule takes a function of the step count, got {fn!r:.100}. A number "
-            "needs no schedule."
+            f"schedule takes a function of the step count, got {fn!r:.100}."
         )
     return _Schedule(fn)
 
@@ -267,9 +265,8 @@ def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
         value = fn(count)
     except Exception as error:
         error.add_note(
-            f"This happened when {name!r} was called as a schedule, with the step "
-            "count. If it is not a schedule, name it in static_args of "
-            "inject_hyperparams."
+            f"{name!r} was called as a schedule, with the step count. If it is not "
+            "one, name it in static_args of inject_hyperparams."
         )
         raise
     is_number = is_array(value) or isinstance(value, numbers.Number)

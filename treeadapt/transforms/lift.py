@@ -133,8 +133,7 @@ def _require_answers(tree: Any) -> None:
         where = f" at {jax.tree_util.keystr(keys)}" if keys else ""
         raise SelectorError(
             "lift takes a function of a tree, or a tree of bools or labels, such as "
-            f'{{"encoder": False, "head": True}}; got {describe(leaf)}{where}, which '
-            "is neither a mask nor a label."
+            f'{{"encoder": False, "head": True}}; got {describe(leaf)}{where}.'
         )
 
 

@@ -29,11 +29,9 @@ def require_no_optimizer(tree: Any, name: str) -> None:
     """
     if is_nnx_optimizer(tree):
         raise TransformError(
-            f"{name} with rules got an nnx.Optimizer, which holds moments, and neither "
-            "the model nor gradients. Pass the gradients, the model or "
-            "nnx.state(model, nnx.Param), or moments: "
-            "treeadapt.tree_get(optimizer, 'mu'). For rules on the paths of the state, "
-            "pass optimizer.opt_state."
+            f"{name} with rules got an nnx.Optimizer, which holds moments. Pass "
+            "gradients, the model, or moments: treeadapt.tree_get(optimizer, 'mu'). "
+            "For rules on the paths of the state, pass optimizer.opt_state."
         )
 
 

@@ -455,8 +455,7 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     if idle:
         raise TransformError(
             f"No rule leads to the transformation {listing(idle)}; the rules give "
-            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. Add a rule, or "
-            "leave it out."
+            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. Add a rule."
         )
     return rules if isinstance(rules, BoundRules) else table
 
@@ -473,9 +472,8 @@ def _as_table(rules: Any) -> Rules:
 def _no_rules(rules: Any) -> TransformError:
     return TransformError(
         f"No rules can be read from {describe_argument(rules)}. Rules give plain "
-        'names, as {"encoder": "frozen", "**": "train"} does. A file of rules is read '
-        "by treeadapt.load_rules(path); a tree of labels is wrapped: "
-        "treeadapt.lift(labels)."
+        'names, as {"encoder": "frozen", "**": "train"}; treeadapt.load_rules(path) '
+        "reads a file, and treeadapt.lift(labels) wraps a tree of labels."
     )
 
 

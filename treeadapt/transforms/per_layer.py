@@ -158,8 +158,7 @@ def _refusing(name: str, fn: Any) -> Any:
     def refuse(*_: Any, **__: Any) -> Any:
         raise TransformError(
             f"A transformation inside per_layer calls {name}, which takes the whole "
-            "params, on one layer of them. Put it around per_layer(...), or next to it "
-            "in optax.chain."
+            "params, on one layer of them. Put it around or next to per_layer(...)."
         )
 
     return refuse

@@ -87,8 +87,7 @@ def _read_factors(rules: Any) -> Rules | BoundRules:
     for who, value in zip([*table.names[:-1], "default="], values, strict=True):
         if value is None:
             raise TransformError(
-                f"None is not a factor ({who}). Write 1.0 for leaves that stay as they "
-                "are."
+                f"None is not a factor ({who}). Write 1.0 for leaves that stay."
             )
         if table.stacks and np.ndim(_as_array(value)):
             raise TransformError(
@@ -141,8 +140,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     if not _is_number(values, leaf.dtype):
         text = factor if isinstance(factor, Split) else repr(values)
         raise TransformError(
-            f"The factor of {path!r}, {text}, is not a number that can scale "
-            f"{leaf.dtype}.",
+            f"The factor of {path!r}, {text}, is not a number of {leaf.dtype}.",
             paths=[path],
         )
     scale = jnp.asarray(values, leaf.dtype)

@@ -192,9 +192,8 @@ def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
                     f"The transformation calls {fn.__module__}.{_name_of(fn)}, which "
                     f"tests for the class {name}, as nodes of this tree are "
                     f"({listing(paths, limit=4)}). It is shown the flat dict {{path: "
-                    "array} here, finds none, and may do nothing. Show it the tree: "
-                    "as_tree=True, in adapt, partition and freeze. If it needs none, "
-                    "filter this warning."
+                    "array} here, and finds none. Show it the tree: as_tree=True, in "
+                    "adapt, partition and freeze; or filter this warning."
                 )
                 warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
                 return

@@ -111,8 +111,7 @@ def incremental_update(new: Tree, old: T, step_size: Any) -> T:
     if lacking:
         raise StructureMismatchError(
             f"`new` lacks {plural(len(lacking), 'array')} of `old`: "
-            f"{listing(lacking)}. An average needs both; select the part to average "
-            "with treeadapt.split.",
+            f"{listing(lacking)}. Select the part to average with treeadapt.split.",
             paths=lacking,
         )
     _require_fit(view, newer, moved)
@@ -226,14 +225,12 @@ def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -
         require_no_refs(view)
         raise TransformError(
             f"{plural(len(odd), 'leaf')} cannot be added to: "
-            f"{listing(odd.values(), write=str)}. Only numbers can; give None where "
-            "nothing is to change.",
+            f"{listing(odd.values(), write=str)}. Only numbers can; give None there.",
             paths=odd,
         )
     if misshaped:
         raise StructureMismatchError(
             f"{plural(len(misshaped), 'leaf')} would get a value of another shape: "
-            f"{listing(misshaped.values(), write=str)}. Both trees must come from the "
-            "same model.",
+            f"{listing(misshaped.values(), write=str)}. Both must be of one model.",
             paths=misshaped,
         )

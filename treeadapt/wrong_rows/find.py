@@ -94,8 +94,7 @@ class WrongRows:
             text = (
                 f"Not found: the answers differ by {self.before:.2g}, and no table "
                 "that was tried answers right. The models may differ elsewhere, in a "
-                "dtype, a constant or a layer; or rows are wrong in ways that are not "
-                "tried."
+                "dtype, a constant or a layer; or rows are wrong in ways not tried."
             )
         lines = [text, *map(str, self.changes)]
         lines += section("these do as well:", self.others)
