@@ -922,7 +922,7 @@ def test_a_cast_is_in_the_report():
     assert "8 of them cast from float32 to bfloat16: '0/mu/head/b'" in str(report)
     _, report = carry_state(ta.adapt(adam), small, old)
     assert report.warnings[0].startswith(
-        "8 leaves of another dtype than the saved state start again: '0/mu/head/b', "
+        "8 leaves of another dtype than saved, started again: '0/mu/head/b', "
     )
 
 

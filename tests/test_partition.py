@@ -548,7 +548,7 @@ def test_lookahead_may_be_the_group_next_to_frozen_leaves():
 
 def test_a_transformation_in_place_of_the_mapping_is_reported():
     with pytest.raises(
-        ta.TransformError, match=r"expects a mapping .* treeadapt\.adapt"
+        ta.TransformError, match=r"first {label: transformation}.* treeadapt\.adapt"
     ):
         ta.partition(optax.adam(1.0), {"**": "x"})
 

@@ -425,7 +425,7 @@ def test_a_logical_name_twice_in_one_spec_is_an_error():
     pairs = (("embed", "data"), ("embed", "model"))
     with pytest.raises(ValueError, match="embed"):  # of Flax, too
         nn.logical_to_mesh_axes(("embed", "embed"), pairs)
-    with pytest.raises(ta.ShardingError, match="'embed' is the name of two") as caught:
+    with pytest.raises(ta.ShardingError, match="'embed' twice") as caught:
         partition_specs({"w": box}, [], logical_axes=pairs)
     assert caught.value.paths == ("w",)
 
@@ -678,7 +678,7 @@ def test_a_box_that_shards_the_axis_of_layers_says_what_to_pass():
         partition_specs(tree, rules, logical_axes=axes)
     assert "P('data', 'layers', 'model') by its box" in str(caught.value)
     assert "P('data', None, 'model') by rule" in str(caught.value)
-    assert "None for the name of their axis in logical_axes=" in str(caught.value)
+    assert "logical_axes= has None for the name of their axis" in str(caught.value)
     found = partition_specs(tree, rules, logical_axes=axes | {"layers": None})
     specs = ta.to_flat_dict(found)
     assert {*specs.values()} == {P("data", None, "model"), P("model", None)}
@@ -693,7 +693,7 @@ def test_an_axis_that_nothing_decides_names_the_path():
         with pytest.raises(ta.ShardingError, match=message):
             named_shardings(params, table, mesh)
     shardings = named_shardings(params, table, mesh_of("Auto"))
-    with pytest.raises(ta.ShardingError, match=r"'0/mu/up/kernel'.*UNCONSTRAINED"):
+    with pytest.raises(ta.ShardingError, match=r"UNCONSTRAINED.*'0/mu/up/kernel'"):
         init_sharded(optax.adam(0.1), params, shardings)
 
 

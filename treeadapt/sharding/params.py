@@ -117,9 +117,8 @@ def decide_specs(
     if conflicts:
         lines = section("Rules and boxes disagree:", conflicts)
         lines.append(
-            "Keep one of the two: exclude these leaves from the rule, change it, or "
-            "unbox the params (flax.linen.unbox). Where layers are not sharded, pass "
-            "None for the name of their axis in logical_axes=."
+            "Exclude these leaves from the rule, change it, or unbox the params. Where "
+            "layers are not sharded, logical_axes= has None for the name of their axis."
         )
         raise ShardingError("\n".join(lines))
     if unmatched:

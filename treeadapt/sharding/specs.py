@@ -27,13 +27,6 @@ from treeadapt.trees.views import TreeView
 #: Ordered pairs of a logical name and the mesh axes for it, as Flax writes them.
 AxisRules = Sequence[tuple[str, Any]]
 
-_WRITTEN = (
-    "Write P('data', None) or ('data', None), one entry for each axis of the array, "
-    "P('data', ...) for the first axis of any array, and P() for a copy on every "
-    'device; in a rules file ["data", ""], ["data", "..."] and []. For the largest '
-    'axis of each array, shard_largest("data"). Labels get their specs by specs=.'
-)
-
 
 def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
     """Read a partition spec.
@@ -61,8 +54,12 @@ def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
     ):
         spec = PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in value))
     else:
-        seen = shorten(repr(value))
-        raise ShardingError(f"{who} gives {seen}, which is not a spec. {_WRITTEN}")
+        raise ShardingError(
+            f"{who} gives {shorten(repr(value))}, which is not a spec. Write ('data', "
+            "None), one entry for each axis of the array, ('data', ...) for the first "
+            "axis of any array, () for a copy on every device, or for the largest axis "
+            'shard_largest("data"). Labels get their specs by specs=.'
+        )
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         raise ShardingError(f"{who} gives {spec}. Leave out what is (un)reduced.")
     if [*spec].count(...) > 1:
@@ -247,9 +244,8 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
     names = [name for name in named.names if isinstance(name, str)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ShardingError(
-            f"The axes of {listing([path])} are called {named.names!r}, and "
-            f"{twice[0]!r} is the name of two: no mesh axis can be that of both. Give "
-            "each its own name, such as 'embed' and 'embed_out'.",
+            f"The axes of {listing([path])} are called {named.names!r}, {twice[0]!r} "
+            "twice. Give each its own name, such as 'embed' and 'embed_out'.",
             paths=[path],
         )
     pairs = (*pairs, *named.rules)
@@ -263,8 +259,7 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
         elif name is not None and named.logical:
             raise ShardingError(
                 f"The box at {listing([path])} names an axis {name!r}, a logical name. "
-                f"Say which mesh axes it is: logical_axes={{{name!r}: 'model'}}, or "
-                "None for an axis that is not sharded."
+                f"Say which mesh axes it is, or None: logical_axes={{{name!r}: 'x'}}."
             )
         else:
             entries[place] = name

@@ -223,9 +223,8 @@ def init_sharded(
     ]
     if left:
         raise ShardingError(
-            f"{plural(len(left), 'array')} of the state cannot be put anywhere: "
-            f"{listing(left)}. Their shardings leave an axis to the compiler "
-            "(P.UNCONSTRAINED); name its mesh axes, or None."
+            f"Shardings of {plural(len(left), 'array')} of the state leave an axis to "
+            f"the compiler (UNCONSTRAINED): {listing(left)}. Name mesh axes, or None."
         )
     init, arrays = init_of_arrays(tx, params)
     # An array that was put nowhere in particular has a state that may go anywhere.

@@ -54,8 +54,7 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
     if not is_nnx_optimizer(optimizer):
         raise TransformError(
             f"Expected an nnx.Optimizer; got a {type(optimizer).__name__}. "
-            "set_opt_state takes (optimizer, state). A state of any other loop is a "
-            "value: pass it to the next update."
+            "set_opt_state takes (optimizer, state)."
         )
     slots = jax.tree.leaves(optimizer.opt_state, is_leaf=is_variable)
     slot_of = dict(zip(view_tree(optimizer.opt_state).plan.paths, slots, strict=True))

@@ -347,13 +347,11 @@ def _folded(warnings: Iterable[_Alike]) -> Iterator[str]:
 
 def _of_dtypes(table: Table) -> Iterator[str]:
     """Warn of leaves that would have been carried, had they been cast."""
-    rows = [row for row in table.rows if row.is_castable]
-    if rows:
+    names = [row.slot.name for row in table.rows if row.is_castable]
+    if names:
         yield (
-            f"{plural(len(rows), 'leaf')} of another dtype than the saved state "
-            f"{'starts' if len(rows) == 1 else 'start'} again: "
-            f"{listing([row.slot.name for row in rows])}. To carry what was saved in "
-            "the dtype of the new state, pass cast=True."
+            f"{plural(len(names), 'leaf')} of another dtype than saved, started again: "
+            f"{listing(names)}. To carry what was saved in this dtype, pass cast=True."
         )
 
 
@@ -455,9 +453,8 @@ def _of_meaning(table: Table) -> Iterator[_Alike]:
         if differs:
             text = (
                 f"moments of another kind{{alike}}: {', '.join(fields)} of {{0}} from "
-                f"{{1}}, where the new state {' and '.join(differs)}. What a moment "
-                "means depends on the fields next to it; the first step may be NaN or "
-                "many times its usual length. To start again: {reset}."
+                f"{{1}}, where the new state {' and '.join(differs)}. The first step "
+                "may be NaN or far too long. To start again: {reset}."
             )
             yield _Alike(text, node, ([node], [source]))
 
@@ -532,8 +529,7 @@ def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
         text = (
             f"moments below where they start{{alike}}: {{0}} start at {first:.0e} "
             f"here, and after {plural(steps, 'step')} are as low as {lowest:.0e}: "
-            "another optimizer made them. The first step may be many times too long. "
-            "To start again: {reset}."
+            "another optimizer made them. To start again: {reset}."
         )
         for slot, _ in slots:
             yield _Alike(text, slot.node, ([str(slot.prefix)],))
@@ -558,9 +554,8 @@ def _of_nothing(table: Table) -> Iterator[str]:
     if fates == {"fresh"} and table.names and not is_any_known:
         yield (
             "nothing was carried. The new state has names like "
-            f"{table.copies[0].slot.name!r}, the saved one like "
-            f"{[*table.names][-1]!r}. If the model was renamed, pass "
-            "migration=ta.Migration({old: new})."
+            f"{table.copies[0].slot.name!r}, the saved one like {[*table.names][-1]!r}."
+            " If the model was renamed, pass migration=ta.Migration({old: new})."
         )
 
 

@@ -100,7 +100,7 @@ def _require_known_to_jax(view: TreeView) -> None:
     if paths := view.plan.paths_of(is_opened):
         names = sorted(cls.__name__ for cls in view.plan.node_classes if is_opened(cls))
         raise TransformError(
-            f"JAX does not know {listing(names, write=str)}, at {listing(paths)}, so a "
-            "transformation cannot map over it. Register it with JAX (a dataclass with "
-            "jax.tree_util.register_dataclass), or leave as_tree=True out."
+            f"JAX does not know {listing(names, write=str)}, at {listing(paths)}. "
+            "Register it (a dataclass with jax.tree_util.register_dataclass), or leave "
+            "as_tree=True out."
         )

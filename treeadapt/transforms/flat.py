@@ -57,10 +57,9 @@ def view_params(tree: Any) -> TreeView:
             keys, _ = jtu.tree_leaves_with_path(tree)[index]
             where = f"at {jtu.keystr(keys)}" if keys else "at the root"
             raise TransformError(
-                f"JAX sees the {type(leaf).__name__} {where} as one leaf, so it can "
-                "neither differentiate, compile nor train what is in it. Register the "
-                "class with JAX (a dataclass with jax.tree_util.register_dataclass), "
-                "or train the plain dict that treeadapt.split gives."
+                f"JAX sees the {type(leaf).__name__} {where} as one leaf, and cannot "
+                "train what is in it. Train the dict of treeadapt.split, or register "
+                "the class with JAX (a dataclass: jax.tree_util.register_dataclass)."
             )
     return view
 
@@ -144,8 +143,7 @@ def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None
         if is_array(update) and update.shape != param.shape:
             raise TransformError(
                 f"The update of {path!r} is {describe(update)}, and the param is "
-                f"{describe(param)}: which entries belong to which layer is not known. "
-                "Make the updates gradients of the params first.",
+                f"{describe(param)}: its layers are not known. Pass gradients.",
                 paths=[path],
             )
 

@@ -272,9 +272,8 @@ def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
     is_number = is_array(value) or isinstance(value, numbers.Number)
     if not is_number or jnp.result_type(value) == jnp.bool_:
         raise TransformError(
-            f"{name!r} was called as a schedule, with the step count, and returned "
-            f"{value!r:.100}, which is not a number. If it is not a schedule, name "
-            f"it in static_args of inject_hyperparams: static_args=({name!r},)."
+            f"{name!r} was called as a schedule and returned {value!r:.100}, not a "
+            f"number. If it is not one, pass static_args=({name!r},)."
         )
     return value
 

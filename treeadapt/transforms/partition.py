@@ -390,8 +390,7 @@ def update_groups(
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(
                 "A transformation of some leaves gives no updates for "
-                f"{listing(group)}, but one {type(new).__name__}. Measure outside of "
-                "partition, freeze and per_layer."
+                f"{listing(group)}, but one {type(new).__name__}. Measure outside."
             )
         return new, after
 
@@ -444,8 +443,7 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     for name, label in zip((*table.names[:-1], "default="), labels, strict=False):
         if callable(label) or is_transformation(label):
             raise TransformError(
-                f"An optimizer is in the place of a label ({name}). Give it a name "
-                "among the transformations, and the rule that name: "
+                f"An optimizer is in the place of a label ({name}). Give it a name: "
                 'partition({"slow": optax.adam(1e-4)}, {"encoder": "slow"}).'
             )
     if not all(isinstance(label, Hashable) for label in labels):
@@ -480,16 +478,14 @@ def _no_rules(rules: Any) -> TransformError:
 def _check_labels(transforms: Mapping[Any, Any]) -> None:
     if not isinstance(transforms, Mapping):
         raise TransformError(
-            "partition expects a mapping {label: transformation}, got "
-            f"{describe(transforms)}. partition takes (transforms, rules); for one "
-            "transformation use treeadapt.adapt."
+            "partition takes (transforms, rules), first {label: transformation}; got "
+            f"{describe(transforms)}. For one transformation use treeadapt.adapt."
         )
     for label, tx in transforms.items():
         if not is_transformation(tx):
             raise TransformError(
                 f"The transformation of {label!r} is {unlike_transformation(tx)}. "
-                "partition takes {label: transformation} and then the rules: "
-                'partition({"fast": optax.adam(1e-3)}, {"**": "fast"}).'
+                "First comes {label: transformation}, and then the rules."
             )
     if reserved := [label for label in (FROZEN, STATIC) if label in transforms]:
         raise TransformError(
