@@ -14,12 +14,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import (
-    AbstractMesh,
-    Mesh,
-    PartitionSpec,
-    get_abstract_mesh,
-)
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec, get_abstract_mesh
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe

@@ -18,12 +18,7 @@ from treeadapt.adapters.registry import current_registry
 from treeadapt.errors import TransformError
 from treeadapt.names import listing
 from treeadapt.selection.whole import WholeTree
-from treeadapt.transforms.flat import (
-    FlatDict,
-    by_half,
-    callbacks_on_flat,
-    shaped_extra,
-)
+from treeadapt.transforms.flat import FlatDict, by_half, callbacks_on_flat, shaped_extra
 from treeadapt.trees.views import TreeView, view_tree
 
 

@@ -28,9 +28,9 @@ from treeadapt.layers.stacks import Stacks, one_layer
 from treeadapt.selection.whole import WholeTree
 from treeadapt.state_map import fast_params, owners
 from treeadapt.transforms.adapt import run_flat, with_extra_args
-from treeadapt.transforms.flat import CALLBACKS, FlatDict, require_layers
+from treeadapt.transforms.flat import CALLBACKS, FlatDict, require_layers, shaped_extra
 from treeadapt.transforms.partition import Groups, init_groups, update_groups
-from treeadapt.transforms.placing import Part, axes_in_leaf, flat_key, in_place
+from treeadapt.transforms.placing import AxesByPath, axes_in_leaf, flat_key, in_place
 from treeadapt.trees.views import view_tree
 
 #: What cannot run on each layer by itself, by the class of its state (Optax 0.2.8).
@@ -115,7 +115,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         return groups, dataclasses.replace(whole, layers=view)
 
     def init(whole: WholeTree | None, params: Any) -> Any:
-        if whole is None:
+        if whole is None:  # Optax asks with its placeholder, which has no layers
             return {key: inner.init(params) for key in [rest, *keys]}
         states = init_groups(*groups(whole, fast_params(params)), params)
         _require_separable(states)
@@ -185,7 +185,7 @@ def _require_separable(states: Any) -> None:
 
 
 def _mapped(
-    tx: optax.GradientTransformationExtraArgs, part: Part
+    tx: optax.GradientTransformationExtraArgs, part: AxesByPath
 ) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` on each layer of some leaves: one ``vmap`` for each stack.
 
@@ -224,7 +224,7 @@ def _over(
     ) -> tuple[Any, Any]:
         like = updates if params is None else fast_params(params)
         require_layers(updates, like, axes)
-        shaped = {n: value for n, value in extra.items() if _is_flat(value, updates)}
+        shaped = shaped_extra(extra, updates, params)
 
         def on_layer(updates: Any, state: Any, params: Any, shaped: Any) -> Any:
             return tx.update(updates, state, params, **(extra | shaped))
@@ -256,12 +256,6 @@ def _over(
         ]
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _is_flat(value: Any, updates: FlatDict) -> bool:
-    """Return whether an extra argument has an array for each update."""
-    is_flat = type(value) is dict and value.keys() == updates.keys()
-    return is_flat and all(map(is_array, value.values()))
 
 
 def _vmap(

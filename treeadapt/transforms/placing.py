@@ -31,11 +31,11 @@ from treeadapt.state_map import fast_params, owners
 from treeadapt.transforms.flat import FlatDict
 
 #: Paths of leaves with the same stacks, and the axes along which each holds layers.
-Part = Mapping[str, tuple[Along, ...]]
+AxesByPath = Mapping[str, tuple[Along, ...]]
 
 
 def in_place(
-    tx: optax.GradientTransformationExtraArgs, part: Part
+    tx: optax.GradientTransformationExtraArgs, part: AxesByPath
 ) -> optax.GradientTransformationExtraArgs:
     """Return ``tx``, whose state and updates are where the params are.
 
@@ -165,7 +165,7 @@ def _on_auto_axes(
 
 
 def _of_state(
-    state: Any, params: FlatDict, shardings: Mapping[str, Sharding], part: Part
+    state: Any, params: FlatDict, shardings: Mapping[str, Sharding], part: AxesByPath
 ) -> Any:
     """Return where each leaf of a state belongs, a tree; None for anywhere.
 

@@ -209,11 +209,7 @@ class Tables:
         return every
 
     def _fits(
-        self,
-        place: Place,
-        rows: Rows,
-        wanted: Mapping[str, Any],
-        paths: Iterable[str],
+        self, place: Place, rows: Rows, wanted: Mapping[str, Any], paths: Iterable[str]
     ) -> bool:
         """Return whether rows make leaves of some shapes, and remember how.
 
