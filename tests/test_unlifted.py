@@ -279,7 +279,7 @@ def test_a_function_that_looks_for_classes_is_found_too():
         return jax.tree.map(half, tree, is_leaf=is_norm)
 
     model = (mlp(), eqx.nn.LayerNorm(2))
-    with pytest.warns(ta.UnliftedMaskWarning, match="halved .*label paths"):
+    with pytest.warns(ta.UnliftedMaskWarning, match="halved .*as_tree=True"):
         ta.adapt(optax.stateless(halved)).init(model)
 
 

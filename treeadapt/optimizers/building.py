@@ -135,11 +135,11 @@ class Builder:
 
     Args:
         values_by_name: texts, numbers, lists and tables are data.
-        factories_of_caller: in addition to Optax's.
         options: of the file's rules, for its tables of patterns.
         allow_regex: accept ``re:`` patterns.
 
     Attributes:
+        factories: what a table may name, those of the caller too.
         findings: what is wrong, each with its place.
         lacking: names that nobody gives, and where the first use of each is.
         selections: masks and tables of patterns.
@@ -151,12 +151,11 @@ class Builder:
     def __init__(
         self,
         values_by_name: Mapping[str, Any],
-        factories_of_caller: Mapping[str, Factory],
         options: Mapping[str, Any],
         *,
         allow_regex: bool,
     ):
-        self._factories = {**factories(), **factories_of_caller}
+        self.factories = dict(factories())
         self._values_by_name, self._options = values_by_name, options
         self._allow_regex, self._label = allow_regex, ""
         self._within: list[str] = []  # names whose values are being read
@@ -314,11 +313,11 @@ class Builder:
             if place == "optimizer" and tables and not near:
                 cure = f"did you mean [optimizers.{RULES_FILE.key(tables[0])}]?"
             self._refuse(place, f"it has no type; {cure}")
-        if name not in self._factories:
+        if name not in self.factories:
             cure = f"did you mean {near!r}?" if near else "types have Optax's names"
             cure = REFUSED.get(name, cure)
             self._refuse(f"{place}.type", f"there is no type {listing([name])}; {cure}")
-        factory = self._factories[name]
+        factory = self.factories[name]
         if factory.makes not in (makes, ""):
             wrong = f"{name} makes a {factory.makes}, not a {makes}"
             if makes == TRANSFORMATION:
@@ -328,7 +327,7 @@ class Builder:
 
     def _near_type(self, text: str, makes: str) -> str:
         """Return the type that a text may mean, whatever its case and package."""
-        every = self._factories.values()
+        every = self.factories.values()
         fitting = (each.name for each in every if each.makes in (makes, ""))
         by_lower = {name.lower(): name for name in fitting}
         return by_lower.get(_near(text.rpartition(".")[2].lower(), by_lower), "")
@@ -446,7 +445,7 @@ class Builder:
 
     def _any(self, argument: Argument, data: Any, place: str) -> Any:
         if isinstance(data, dict) and "type" in data:
-            factory = self._factories.get(str(data["type"]))
+            factory = self.factories.get(str(data["type"]))
             return self._call(data, place, factory.makes if factory else SCHEDULE)
         if isinstance(data, list | dict):
             return self._read_all(argument, data, place)
@@ -469,7 +468,7 @@ class Builder:
         return {int(step): scale for step, scale in scales.items()}
 
     def _cycle(self, _: Argument, data: Any, place: str) -> Any:
-        cosine = self._factories["warmup_cosine_decay_schedule"]
+        cosine = self.factories["warmup_cosine_decay_schedule"]
         return self._values(cosine, data, place)
 
     def _tuple(self, argument: Argument, data: Any, place: str) -> Any:

@@ -27,7 +27,7 @@ from treeadapt.optimizers.building import (
     Selection,
     TooMuchError,
 )
-from treeadapt.optimizers.factories import REFUSED, Factory, factories
+from treeadapt.optimizers.factories import REFUSED, Factory
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.files import RULES_FILE
 from treeadapt.selection.rules import Rules, rules_of
@@ -155,11 +155,11 @@ def read_optimizer_file(
     rules = table if has_rules else None
     in_file = document.get("given")
     in_file = in_file if isinstance(in_file, dict) else {}
-    of_caller, faults = _factories_of_caller(names or {})
     options = {} if table is None else {"stacks": table.stacks, "unused": table.unused}
-    builder = Builder(in_file | passed, of_caller, options, allow_regex=allow_regex)
-    for text in (*problems, *faults, *_unused(document, in_file, passed)):
+    builder = Builder(in_file | passed, options, allow_regex=allow_regex)
+    for text in (*problems, *_unused(document, in_file, passed)):
         builder.find("", text)
+    _add_factories(builder, names or {})
     try:
         tx, tables = _built(builder, document, rules)
     except TooMuchError as error:
@@ -196,8 +196,8 @@ def _built(
         label: builder.build(table, f"optimizers.{RULES_FILE.key(label)}", label)
         for label, table in by_label.items()
     }
-    default = () if rules is None or rules.default is MISSING else (rules.default,)
-    labels = [] if rules is None else [*dict.fromkeys((*rules.values, *default))]
+    every = () if rules is None else dict.fromkeys((*rules.values, rules.default))
+    labels = [label for label in every if label is not MISSING]
     for text in _misfits(labels, transforms) if by_label and labels else ():
         builder.find("", text)
 
@@ -271,24 +271,21 @@ def _mentions(data: Any) -> Iterator[str]:
             yield from _mentions(each)
 
 
-def _factories_of_caller(
-    names: Mapping[str, Any],
-) -> tuple[dict[str, Factory], list[str]]:
-    """Return the caller's factories by name, and what is wrong with them."""
-    by_name, faults = {}, []
+def _add_factories(builder: Builder, names: Any) -> None:
+    """Give a builder the caller's factories; notes what is wrong with them."""
     if not isinstance(names, Mapping):
-        return by_name, ["names: it is not a mapping of factories by name"]
+        builder.find("names", "it is not a mapping of factories by name")
+        return
     for name, function in names.items():
-        if name in factories() or name in REFUSED:
-            faults.append(f"names: {name!r} is a name of Optax's; choose another")
+        if name in builder.factories or name in REFUSED:
+            builder.find("names", f"{name!r} is a name of Optax's; choose another")
             continue
         try:
             inspect.signature(function)
         except (TypeError, ValueError) as error:
-            faults.append(f"names: {name!r} cannot be called by name: {error}")
+            builder.find("names", f"{name!r} cannot be called by name: {error}")
         else:
-            by_name[name] = Factory(name, function)
-    return by_name, faults
+            builder.factories[name] = Factory(name, function)
 
 
 def expression_text(data: Any) -> str:
@@ -307,12 +304,10 @@ def expression_text(data: Any) -> str:
         return repr(data)
     if data.keys() == {"given"}:
         return str(data["given"])
-    if "type" not in data:
-        return (
-            f"{{{', '.join(f'{k!r}: {expression_text(x)}' for k, x in data.items())}}}"
-        )
-    arguments = (f"{k}={expression_text(x)}" for k, x in data.items() if k != "type")
-    return f"{data['type']}({', '.join(arguments)})"
+    texts = {key: expression_text(x) for key, x in data.items() if key != "type"}
+    if "type" in data:
+        return f"{data['type']}({', '.join(f'{k}={x}' for k, x in texts.items())})"
+    return f"{{{', '.join(f'{k!r}: {x}' for k, x in texts.items())}}}"
 
 
 def _name_of(path_or_mapping: Any) -> str:

@@ -23,6 +23,7 @@ from treeadapt import _jax
 from treeadapt.arrays import is_array, is_number
 from treeadapt.convert import describe_argument
 from treeadapt.errors import TransformError, TreeAdaptError
+from treeadapt.migrations.casting import kind_of
 from treeadapt.names import Mismatch, listing
 from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
 from treeadapt.splitting import collections_beside_params, warn_of_collections
@@ -275,10 +276,7 @@ def run_flat(
 
 
 def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None:
-    if other := collections_beside_params(view.plan, moving, ()):
-        meant = list(patterns_held(tx))
-        other = collections_beside_params(view.plan, other, meant)
-    if other:
+    if other := collections_beside_params(view.plan, moving, patterns_held(tx)):
         warn_of_collections(
             other,
             "Pass the parameters alone, variables['params'], or freeze the others: "
@@ -329,10 +327,8 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
         lacking = [path for path, leaf in flat.items() if leaf is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
-                f"There is no update (None) for {listing(lacking)}, for which the "
-                "state was made, and the transformation wants one. Leave such leaves "
-                "out with treeadapt.freeze or partition, or out of the state. "
-                f"({type(error).__name__}: {error})",
+                f"There is no update (None) for {listing(lacking)}, and the state was "
+                f"made for it. Leave it out with treeadapt.freeze. ({error})",
                 paths=lacking,
             ) from error
         unlifted = list(unlifted_trees(tx, whole.view, flat))
@@ -365,12 +361,8 @@ def _in_dtype_of(before: Any, after: Any) -> Any:
         return after
     # Optax 0.2.8: lookahead(reset_state=True) and contrib.sam give int32 for a boolean,
     # as MultiSteps did before 0.2.0 (optax#828).
-    counts = all(_is_count(leaf.dtype) for leaf in (before, after))
+    counts = {kind_of(before.dtype), kind_of(after.dtype)} <= {jnp.bool_, jnp.integer}
     return jnp.asarray(after).astype(before.dtype) if counts else after
-
-
-def _is_count(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatDict:

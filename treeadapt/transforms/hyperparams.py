@@ -84,7 +84,13 @@ def inject_hyperparams(
         )
     signature = _signature(inner_factory)
     static = frozenset({static_args} if isinstance(static_args, str) else static_args)
-    _require_known(static, signature)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    unknown = sorted(static - set(signature.parameters))
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise TransformError(
+            f"static_args names {listing(unknown)}, but the factory has the parameters "
+            f"{listing(signature.parameters, limit=20)}."
+        )
 
     @functools.wraps(inner_factory)
     def make(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
@@ -291,23 +297,8 @@ def _signature(factory: Callable[..., Any]) -> inspect.Signature:
             names[name] = Any
         except (AttributeError, TypeError, SyntaxError):
             break
-    plain = inspect.signature(factory)
-    return plain.replace(
-        parameters=[
-            parameter.replace(annotation=_EMPTY)
-            for parameter in plain.parameters.values()
-        ]
-    )
-
-
-def _require_known(static: frozenset[str], signature: inspect.Signature) -> None:
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    unknown = sorted(static - set(signature.parameters))
-    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
-        raise TransformError(
-            f"static_args names {listing(unknown)}, but the factory has the parameters "
-            f"{listing(signature.parameters, limit=20)}."
-        )
+    parameters = inspect.signature(factory).parameters.values()
+    return inspect.Signature([each.replace(annotation=_EMPTY) for each in parameters])
 
 
 def _parameter(signature: inspect.Signature, name: str) -> inspect.Parameter:

@@ -75,22 +75,12 @@ def warn_of_unlifted(
         if not paths:
             continue
         text = (
-            f"function {_name_of(fn)} is shown the flat dict {{path: array}} here, and "
-            f"decides otherwise for {listing(paths, limit=4)} than on the tree itself: "
-            "it looks at keys or classes."
+            f"The function {_name_of(fn)} is shown the flat dict {{path: array}} here, "
+            f"and decides otherwise for {listing(paths, limit=4)} than on the tree "
+            "itself: it looks at keys or classes. For a mask or labels use a selector, "
+            "such as treeadapt.glob('**/kernel'), or treeadapt.lift(function); others "
+            "see the tree with as_tree=True. If it is meant for paths, filter this."
         )
-        if any(meant[path] in (_PASSED_ON, _COMPUTED) for path in paths):
-            text = (
-                f"The {text} Write it for label paths (if it is, filter this warning), "
-                "or show it the tree: as_tree=True."
-            )
-        else:
-            text = (
-                f"The mask or label {text} Use a selector, such as "
-                "treeadapt.glob('**/kernel'), or wrap it: treeadapt.lift(function). "
-                "One that is meant for paths says so: treeadapt.lift(lambda tree: "
-                "function(treeadapt.to_flat_dict(tree)))."
-            )
         warnings.warn(text, UnliftedMaskWarning, stacklevel=stacklevel + 1)
 
 
