@@ -76,7 +76,13 @@ def tree_get(
     parts = _search(plain_state(state), (key,), group)
     named = [part for part in parts if key in part.names]
     if len(named) > 1:
-        raise TransformError(_several_message(key, named))
+        places = listing([part.exact_path() for part in named], write=str)
+        names = [name for part in named for name in part.names if "." in str(name)]
+        example = f" ({names[0]!r})" if names else ""
+        raise TransformError(
+            f"{plural(len(named), 'field')} of the state are called {key!r}: {places}. "
+            f"Read one in Python, or name its class too{example}, or pass group=."
+        )
     if not named and default is _MISSING:
         raise TransformError(_nothing_message(key, parts))
     return named[0].value if named else default
@@ -440,17 +446,6 @@ def numpy_values(leaf: Any) -> Any:
         return None
     is_here = leaf.is_fully_addressable if isinstance(leaf, jax.Array) else True
     return np.asarray(leaf) if is_here or leaf.is_fully_replicated else None
-
-
-def _several_message(key: Any, named: Sequence[_Part]) -> str:
-    """Say that several fields have a name, and what tells these apart."""
-    places = listing([part.exact_path() for part in named], write=str)
-    classes = [name for part in named for name in part.names if "." in str(name)]
-    example = f" ({classes[0]!r})" if classes else ""
-    return (
-        f"{plural(len(named), 'field')} of the state are called {key!r}: {places}. "
-        f"Read one in Python, or name its class too{example}, or pass group=."
-    )
 
 
 def _path_of_state(holder: Any) -> str:

@@ -114,7 +114,8 @@ def match_rest(
     """
     rest = [slot for slot in slots if not slot.is_copy]
     by_name = {slot.name: slot for slot in saved if not slot.is_copy}
-    owners, complete = _owners(slots), by_node(rest)
+    owners = {slot.node for slot in slots if slot.is_copy}
+    complete = by_node(rest)
     states = {
         node: names
         for node, names in by_node(by_name.values()).items()
@@ -157,11 +158,6 @@ def match_rest(
         }
         offers |= _match_alike(group, nodes, alike)
     return offers
-
-
-def _owners(slots: Iterable[Slot]) -> frozenset[str]:
-    """Return the nodes that have copies of the params as fields."""
-    return frozenset([slot.node for slot in slots if slot.is_copy])
 
 
 def _linked(

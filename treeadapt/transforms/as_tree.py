@@ -87,13 +87,9 @@ def _require_known_to_jax(view: TreeView) -> None:
             "Pass a tree that has it once, such as nnx.state(model, nnx.Param)."
         )
     kinds = current_registry().kinds
-
-    def is_opened(cls: type) -> bool:
-        kind = kinds.get(cls)
-        return kind is not None and kind.opens
-
-    if paths := view.plan.paths_of(is_opened):
-        names = sorted(cls.__name__ for cls in view.plan.node_classes if is_opened(cls))
+    opened = {x for x in view.plan.node_classes if x in kinds and kinds[x].opens}
+    if paths := view.plan.paths_of(opened.__contains__):
+        names = sorted(cls.__name__ for cls in opened)
         raise TransformError(
             f"JAX does not know {listing(names, write=str)}, at {listing(paths)}. "
             "Register it (a dataclass with jax.tree_util.register_dataclass), or leave "

@@ -167,14 +167,9 @@ def put_updates(view: TreeView, flat: Any, params: TreeView | None) -> Any:
         if type(flat) is not dict:
             return flat  # a measurement, as inside optax.monitor
         is_each = is_of_examples(flat, leaves)
-        return view.rebuild(
-            [
-                flat[path]
-                if path in flat
-                else _still(leaf, leaves.get(path), is_each=is_each)
-                for path, leaf in view.items()
-            ]
-        )
+        rest = [(path, leaf) for path, leaf in view.items() if path not in flat]
+        still = {p: _still(x, leaves.get(p), is_each=is_each) for p, x in rest}
+        return view.replace(still | flat)
 
     return by_half(put, flat)
 
@@ -184,14 +179,12 @@ def is_of_examples(updates: FlatDict, params: Mapping[str, Any]) -> bool:
 
     Gradients of each example have; what does not move is then zero for each.
     """
-    pairs: list[tuple[Any, Any]] = [
-        (x, params.get(path)) for path, x in updates.items()
-    ]
-    return any(
+    for path, x in updates.items():
+        param: Any = params.get(path)
         # A number serves as the gradient of any array.
-        is_array(param) and is_array(update) and update.shape not in ((), param.shape)
-        for update, param in pairs
-    )
+        if is_array(x) and is_array(param) and x.shape not in ((), param.shape):
+            return True
+    return False
 
 
 def _still(update: Any, param: Any, *, is_each: bool) -> Any:
