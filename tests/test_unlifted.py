@@ -183,6 +183,19 @@ def test_shapes_are_the_same_on_every_tree(row):
         ta.adapt(in_adamw(by_shape)).init(row.make())
 
 
+def test_an_error_of_such_a_function_has_a_note():
+    class Agent(NamedTuple):
+        policy: Any
+        value: Any
+
+    params = Agent(jnp.ones(2), jnp.ones(2))
+    mask = lambda tree: Agent(tree.policy.ndim > 1, False)  # noqa: E731
+    with pytest.raises(AttributeError) as caught:
+        ta.adapt(in_adamw(mask)).init(params)
+    assert "treeadapt.lift" in caught.value.__notes__[0]
+    assert ta.adapt(in_adamw(ta.lift(mask))).init(params)
+
+
 def test_unassigned_cells_and_cycles_are_skipped():
     ring: list[Any] = []
 
@@ -351,3 +364,14 @@ def test_lift_takes_functions_whose_values_are_named_tuples(adapter):
         want, _ = native.update(flat, native.init(flat), flat)
         for path, leaf in want.items():
             assert (ours["block"][path[6:]] == leaf).all()
+
+
+def test_an_error_of_a_function_at_an_update_has_a_note():
+    def doubles(updates, params):
+        return {"block": updates["block"]}
+
+    tx = ta.adapt(optax.stateless(doubles))
+    state = tx.init(PARAMS)
+    with pytest.raises(KeyError) as caught:
+        tx.update(PARAMS, state, PARAMS)
+    assert "doubles is shown the flat dict" in caught.value.__notes__[0]

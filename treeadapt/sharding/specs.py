@@ -55,13 +55,18 @@ def as_spec(value: Any, who: str) -> PartitionSpec | ShardLargest:
         spec = PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in value))
     else:
         raise ShardingError(
-            f"{who} gives {shorten(repr(value))}, which is not a spec. Write ('data', "
-            "None), one entry for each axis of the array, ('data', ...) for the first "
-            "axis of any array, () for a copy on every device, or for the largest axis "
-            'shard_largest("data"). Labels get their specs by specs=.'
+            f"{who} gives {shorten(repr(value))}, which is not a spec. "
+            "Write P('data', None) or ('data', None), one entry for each axis of the "
+            "array, P('data', ...) for the first axis of any array, and P() for a copy "
+            'on every device; in a rules file ["data", ""], ["data", "..."] and []. '
+            'For the largest axis, shard_largest("data"). Labels get their specs by '
+            "specs=."
         )
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-        raise ShardingError(f"{who} gives {spec}. Leave out what is (un)reduced.")
+        raise ShardingError(
+            f"{who} gives {spec}. Leave out what is unreduced or reduced: only values "
+            "inside a program can be."
+        )
     if [*spec].count(...) > 1:
         raise ShardingError(
             f"{who} gives {spec_text(spec)}. Write ... once, for all other axes."
@@ -259,7 +264,8 @@ def _spec(named: AxisNames, pairs: AxisRules, path: str) -> PartitionSpec:
         elif name is not None and named.logical:
             raise ShardingError(
                 f"The box at {listing([path])} names an axis {name!r}, a logical name. "
-                f"Say which mesh axes it is, or None: logical_axes={{{name!r}: 'x'}}."
+                "Say which mesh axes it is, or None: "
+                f"logical_axes={{{name!r}: 'model'}}."
             )
         else:
             entries[place] = name

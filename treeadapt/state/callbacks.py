@@ -116,7 +116,8 @@ def _stored(state: Any, flat: FlatDict) -> tuple[Any, FlatDict] | None:
         raise TransformError(
             "The state holds no value and gradient of the params. Only a line search "
             "stores them: optax.lbfgs, scale_by_zoom_linesearch, or "
-            "scale_by_backtracking_linesearch(store_grad=True)."
+            "scale_by_backtracking_linesearch(store_grad=True). For others call "
+            "jax.value_and_grad."
         )
     grads = view_tree(grad).flat()
     if any(path not in flat and read_key(path).path in flat for path in grads):

@@ -254,7 +254,8 @@ def _search(
             raise TransformError(
                 f"state{path} is a {part.owner}, which has a field {name!r} but is "
                 "not a state of Optax and contains none, so it may be params. Give the "
-                f'class with the name: "{part.owner}.{name}", or that of another.'
+                f'class with the name: "{part.owner}.{name}", or that of the state '
+                "that you mean."
             )
     return parts
 

@@ -77,7 +77,8 @@ class SavedState:
         if other is not leaf:
             both = listing((*(other.origin or [other.whole]), *leaf.origin))
             raise MigrationError(
-                f"Several leaves get the name {leaf.whole!r}: {both}. Keep them apart."
+                f"Several leaves get the name {leaf.whole!r}: {both}. Write rows that "
+                "keep them apart."
             )
 
     def followed_by(self, later: SavedState) -> SavedState:

@@ -529,7 +529,8 @@ def _of_starts(table: Table, start: Start) -> Iterator[_Alike]:
         text = (
             f"moments below where they start{{alike}}: {{0}} start at {first:.0e} "
             f"here, and after {plural(steps, 'step')} are as low as {lowest:.0e}: "
-            "another optimizer made them. To start again: {reset}."
+            "another optimizer made them. The first step may be many times too long. "
+            "To start again: {reset}."
         )
         for slot, _ in slots:
             yield _Alike(text, slot.node, ([str(slot.prefix)],))

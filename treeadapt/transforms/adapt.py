@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ from treeadapt.transforms.flat import (
 )
 from treeadapt.transforms.stale import explained_state
 from treeadapt.transforms.unlifted import (
+    names_of_asked,
     patterns_held,
     refuse_text_masks,
     unlifted_trees,
@@ -327,8 +329,11 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
         lacking = [path for path, leaf in flat.items() if leaf is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(
-                f"There is no update (None) for {listing(lacking)}, and the state was "
-                f"made for it. Leave it out with treeadapt.freeze. ({error})",
+                f"There is no update (None) for {listing(lacking)}, for which the "
+                "state was made, and the transformation wants one. Leave such leaves "
+                "out with treeadapt.freeze or partition, or initialise the state with "
+                "just the leaves that get gradients. "
+                f"({type(error).__name__}: {error})",
                 paths=lacking,
             ) from error
         unlifted = list(unlifted_trees(tx, whole.view, flat))
@@ -338,6 +343,13 @@ def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
                 f"flat dict {{path: array}}: {listing(unlifted, write=str, limit=4)}. "
                 "Wrap them, such as mask=treeadapt.lift(mask)."
             ) from error
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+        for name in names_of_asked(tx, codes):
+            error.add_note(
+                f"The function {name} is shown the flat dict {{path: array}}. A mask "
+                "or label function may be asked about the tree itself: "
+                "treeadapt.lift(function)."
+            )
         raise
 
 

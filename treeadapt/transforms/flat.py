@@ -143,7 +143,8 @@ def require_layers(updates: Any, params: FlatDict, paths: Iterable[str]) -> None
         if is_array(update) and update.shape != param.shape:
             raise TransformError(
                 f"The update of {path!r} is {describe(update)}, and the param is "
-                f"{describe(param)}: its layers are not known. Pass gradients.",
+                f"{describe(param)}: which entries belong to which layer is not known. "
+                "Make the updates gradients of the params first.",
                 paths=[path],
             )
 

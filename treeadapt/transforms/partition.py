@@ -390,7 +390,8 @@ def update_groups(
         if not isinstance(new, dict | optax.LookaheadParams):
             raise TransformError(
                 "A transformation of some leaves gives no updates for "
-                f"{listing(group)}, but one {type(new).__name__}. Measure outside."
+                f"{listing(group)}, but one {type(new).__name__}. Measure outside of "
+                "partition, freeze and per_layer."
             )
         return new, after
 
@@ -453,7 +454,8 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     if idle:
         raise TransformError(
             f"No rule leads to the transformation {listing(idle)}; the rules give "
-            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. Add a rule."
+            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. Add a rule, or "
+            "leave it out."
         )
     return rules if isinstance(rules, BoundRules) else table
 

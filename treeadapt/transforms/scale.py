@@ -140,7 +140,8 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     if not _is_number(values, leaf.dtype):
         text = factor if isinstance(factor, Split) else repr(values)
         raise TransformError(
-            f"The factor of {path!r}, {text}, is not a number of {leaf.dtype}.",
+            f"The factor of {path!r}, {text}, is not a number that can scale "
+            f"{leaf.dtype}.",
             paths=[path],
         )
     scale = jnp.asarray(values, leaf.dtype)

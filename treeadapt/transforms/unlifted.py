@@ -21,7 +21,7 @@ import operator
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -114,6 +114,23 @@ def refuse_text_mask(name: str, value: Any) -> None:
             f"{name}={value!r:.100} is not a mask: Optax reads no patterns and takes a "
             f"text for True, for every leaf. Write {name}={selector}."
         )
+
+
+def names_of_asked(tx: Any, codes: Collection[types.CodeType]) -> Iterator[str]:
+    """Yield the names of functions that are asked about a tree, of those that ran.
+
+    Args:
+        tx: a transformation of Optax, whose functions are looked into.
+        codes: what ran, as a traceback shows it.
+    """
+    for is_asked, thing in _everything(tx, into_trees=False):
+        while isinstance(thing, functools.partial):
+            thing = thing.func
+        if is_asked:
+            plain = inspect.unwrap(thing)
+            called = plain if hasattr(plain, "__code__") else type(thing).__call__
+            if getattr(called, "__code__", None) in codes:
+                yield _name_of(thing)
 
 
 def unlifted_trees(tx: Any, whole: TreeView, flat: FlatDict) -> Iterator[str]:

@@ -225,7 +225,8 @@ def _require_fit(view: TreeView, others: Sequence[Any], places: Sequence[int]) -
         require_no_refs(view)
         raise TransformError(
             f"{plural(len(odd), 'leaf')} cannot be added to: "
-            f"{listing(odd.values(), write=str)}. Only numbers can; give None there.",
+            f"{listing(odd.values(), write=str)}. Only numbers can; give None where "
+            "nothing is to change.",
             paths=odd,
         )
     if misshaped:
