@@ -103,8 +103,10 @@ def decide_specs(
         if complaint is not None:
             part = "" if target is leaf else f"for one layer, {describe(target)}, "
             wrong.append(f"{_named(path, leaf)}: {part}{complaint} ({source})")
-        elif target is not leaf:
-            spec = _of_all_layers(spec, axes[index], len(leaf.shape))
+        elif target is not leaf and len(spec):
+            stacked, rest = {each.axis for each in axes[index]}, iter(spec)
+            every = range(len(leaf.shape))
+            spec = PartitionSpec(*(None if i in stacked else next(rest) for i in every))
         if box is not None and not same_spec(spec, box):
             both = f"{spec_text(box)} by {_BOX}, {spec_text(spec)} by {source}"
             conflicts.append(f"{_named(path, leaf)}: {both}")
@@ -174,16 +176,6 @@ def _refuse_optimizer_state(view: TreeView) -> None:
                     f"{cls.__name__}. {BY_PARAMS}",
                     paths=[path],
                 )
-
-
-def _of_all_layers(
-    spec: PartitionSpec, axes: Sequence[Along], rank: int
-) -> PartitionSpec:
-    """Return the spec of an array, from that of one of its layers."""
-    if not len(spec):
-        return spec
-    stacked, rest = {each.axis for each in axes}, iter(spec)
-    return PartitionSpec(*(None if i in stacked else next(rest) for i in range(rank)))
 
 
 def _by_rules(

@@ -242,7 +242,8 @@ def _param_sets(view: TreeView, in_state: Collection[int]) -> _Sets:
     Raises:
         ShardingError: there are none, or sets that are not alike.
     """
-    tails, outside = copied_tails(view), _arrays_but(view, in_state)
+    tails, leaves = copied_tails(view), enumerate(view.items())
+    outside = {p: i for i, (p, x) in leaves if i not in in_state and is_array(x)}
     if not tails:
         names = map(str, view.plan.child_names(None))
         sets = {name: _members(name, outside) for name in names}
@@ -290,15 +291,6 @@ def _param_sets(view: TreeView, in_state: Collection[int]) -> _Sets:
             paths=sets,
         )
     return sets
-
-
-def _arrays_but(view: TreeView, left_out: Collection[int]) -> dict[str, int]:
-    """Return the index of each array by its path, without some."""
-    return {
-        path: index
-        for index, (path, leaf) in enumerate(view.items())
-        if index not in left_out and is_array(leaf)
-    }
 
 
 def _members(node: str, arrays: Mapping[str, int]) -> dict[str, int]:

@@ -197,10 +197,12 @@ def fill(leaf: Any, parts: Sequence[tuple[Region, Any]]) -> Any:
             other layers are zeros.
         parts: pieces of it, and what they are.
     """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        leaf = zeros(leaf.shape, parts[0][1])
+    _, first = parts[0]
     if any(isinstance(part, jax.ShapeDtypeStruct) for _, part in parts):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, first.dtype)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        device = _sharding_of(leaf.shape, first) if is_placed(first) else None
+        leaf = jnp.zeros(leaf.shape, first.dtype, device=device)
     return put(leaf, [(piece, _beside(leaf, part)) for piece, part in parts])
 
 
@@ -210,17 +212,6 @@ def _beside(leaf: Any, part: Any) -> Any:
     if not are_placed or leaf.sharding.device_set == part.sharding.device_set:
         return part
     return jax.device_put(part, _sharding_of(part.shape, leaf) or leaf.sharding)
-
-
-def zeros(shape: Sequence[int], like: Any) -> Any:
-    """Return zeros of the dtype of an array, next to it on its devices."""
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(tuple(shape), like.dtype)
-    if isinstance(like, np.ndarray):
-        return np.zeros(shape, like.dtype)
-    if isinstance(like, jax.core.Tracer):
-        return jnp.zeros(shape, like.dtype)
-    return jnp.zeros(shape, like.dtype, device=_sharding_of(shape, like))
 
 
 def _sharding_of(shape: Sequence[int], like: Any) -> NamedSharding | None:
