@@ -201,8 +201,7 @@ def spec_problem(
     for axis, entry in enumerate(spec):
         over = [f"{name!r} of size {mesh.shape[name]}" for name in mesh_axes(entry)]
         if shape[axis] % math.prod(mesh.shape[name] for name in mesh_axes(entry)):
-            do = "does" if len(over) == 1 else "together do"
-            text = f"{' and '.join(over)} {do}"
+            text = " and ".join(over) + (" does" if len(over) == 1 else " together do")
             return f"axis {axis} has size {shape[axis]}, which {text} not divide"
     return None
 

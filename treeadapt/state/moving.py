@@ -286,13 +286,10 @@ class _Mover:
                 slots.setdefault(match.path, []).append(slot)
         result.leave(slices, "it holds only some layers, and its row has axes")
         rank = field.rank or 0 if row.moves else 0
-        firsts = {path: self.saved[first.name] for path, (first, *_) in slots.items()}
-        specs = {
-            path: jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
-            if is_array(array)
-            else array
-            for path, array in firsts.items()
-        }
+        specs = {path: self.saved[first.name] for path, (first, *_) in slots.items()}
+        for path, array in specs.items():
+            if is_array(array):
+                specs[path] = jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
         maker.is_partial = self.is_partial
@@ -349,20 +346,18 @@ class _Mover:
             ]
             arrays, faults = run(whole, sources, [] if rank else shardings)
             # Moments of padding are cut off, whatever they are.
-            others = [fault for fault in faults if fault != CUT_OFF]
-            if others:
-                return others[0]
+            if fault := next((x for x in faults if x != CUT_OFF), None):
+                return fault
         origin, pads = tuple([s.name for s in slots]), move.values.pads(is_source=False)
         leaves = []
         each = zip(move.targets, group.targets, arrays, strict=True)
         for layout, paths, moved in each:
             ends = [pads.get(axis.name, (0, 0)) for axis in layout.axes]
-            padded = [axis for axis, each in enumerate(ends) if any(each)]
             for path, array in zip(paths, moved, strict=True):
                 along = tuple(
                     Along(path, axis, range(first, array.shape[rank + axis] - last))
-                    for axis in padded
-                    for first, last in [ends[axis]]
+                    for axis, (first, last) in enumerate(ends)
+                    if first or last
                 )
                 # Names of layers say of one axis alone what is new.
                 # A later table of a chain may turn axes, so it gets all, with zeros.

@@ -41,7 +41,7 @@ from treeadapt.transforms.flat import (
     trained,
     view_params,
 )
-from treeadapt.transforms.stale import explained_state
+from treeadapt.transforms.stale import stale_error
 from treeadapt.transforms.unlifted import (
     names_of_asked,
     patterns_held,
@@ -266,11 +266,11 @@ def run_flat(
         callers_tree = whole_tree(
             view or grads, strict=strict, is_params=view is not None, gradients=grads
         )
-        with (
-            callers_tree as whole,
-            _explained(parts, whole, flat_updates),
-            explained_state(state, functools.partial(init_flat, whole), like),
-        ):
+
+        def of_state() -> TransformError | None:
+            return stale_error(state, functools.partial(init_flat, whole), like)
+
+        with callers_tree as whole, _explained(parts, whole, flat_updates, of_state):
             new, new_state = update_flat(whole, flat_updates, state, shown, flat_args)
         return put_updates(grads, new, view), keep_dtypes(state, new_state)
 
@@ -313,19 +313,27 @@ def _copied(array: jax.Array) -> jax.Array:
 
 
 @contextlib.contextmanager
-def _explained(tx: Any, whole: WholeTree, flat: FlatDict) -> Iterator[None]:
+def _explained(
+    tx: Any,
+    whole: WholeTree,
+    flat: FlatDict,
+    of_state: Callable[[], TransformError | None] = lambda: None,
+) -> Iterator[None]:
     """Say in an error what may be behind it.
 
     Args:
         tx: what runs inside; it may hold functions of a tree.
         whole: the caller's tree.
         flat: what it is shown of it: params, or updates; a leaf may have none.
+        of_state: gives the error about the state that it got, if that is behind it.
     """
     try:
         yield
     except TreeAdaptError:
         raise
     except Exception as error:
+        if stale := of_state():
+            raise stale from error
         lacking = [path for path, leaf in flat.items() if leaf is None]
         if lacking and isinstance(error, TypeError | ValueError):
             raise TransformError(

@@ -8,65 +8,36 @@ See ``state.carry_state`` for the way from one to the other.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from treeadapt.convert import describe
-from treeadapt.errors import TransformError, TreeAdaptError
+from treeadapt.errors import TransformError
 from treeadapt.names import Mismatch
 from treeadapt.optax_fields import NAMED_FIELDS
 from treeadapt.paths import SEPARATOR
 from treeadapt.trees.views import same_structure, view_tree
 
-_OTHER_CONTAINERS = "Its containers are others: of other groups, or of a checkpoint."
 
-
-@contextlib.contextmanager
-def explained_state(
+def stale_error(
     state: Any, init: Callable[[Any], Any], flat: Any
-) -> Iterator[None]:
-    """Say what is unlike if what runs inside fails on a state that is not its own.
-
-    Args:
-        state: that the update was given.
-        init: makes a state for a flat dict.
-        flat: the flat dict of the params, or of updates like them.
-
-    Raises:
-        TransformError: the update failed, and ``init`` makes another state.
-    """
-    try:
-        yield
-    except TreeAdaptError:
-        raise
-    except Exception as error:
-        text, paths = _unlike_new(state, init, flat)
-        if not text:
-            raise
-        raise TransformError(
-            f"The state is not one of this optimizer, rules and params. {text}\nIt "
-            "goes on here: state, report = treeadapt.carry_state(tx, params, state), "
-            "with the whole optimizer as tx, and migration=table where params have "
-            "other names.",
-            paths=paths,
-        ) from error
-
-
-def _unlike_new(
-    state: Any, init: Callable[[Any], Any], flat: Any
-) -> tuple[str, list[str]]:
-    """Return what of a state is unlike a new one, and where; nothing if it is like it.
+) -> TransformError | None:
+    """Return the error that says what of a state is unlike a new one, if anything is.
 
     What measures fills a dict that is empty at first.
+
+    Args:
+        state: with which an update failed.
+        init: makes a state for a flat dict.
+        flat: the flat dict of the params, or of updates like them.
     """
     try:
         expected = jax.eval_shape(init, flat)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return "", []  # such as a mask that reads values
+        return None  # such as a mask that reads values
     old, new = view_tree(state), view_tree(expected)
     old_leaves, new_leaves = old.flat(), new.flat()
     both = old_leaves.keys() & new_leaves.keys()
@@ -83,9 +54,15 @@ def _unlike_new(
             if path in both and np.shape(old_leaves[path]) != np.shape(leaf)
         },
     )
+    text = "Its containers are others: of other groups, or of a checkpoint."
     if mismatch:
         text = mismatch.text("leaf", "the state has", to="a new state")
-        return text, mismatch.paths
-    if len(both) < len(old_leaves) or same_structure(old.structure, new.structure):
-        return "", []
-    return _OTHER_CONTAINERS, []
+    elif len(both) < len(old_leaves) or same_structure(old.structure, new.structure):
+        return None
+    return TransformError(
+        f"The state is not one of this optimizer, rules and params. {text}\nIt "
+        "goes on here: state, report = treeadapt.carry_state(tx, params, state), "
+        "with the whole optimizer as tx, and migration=table where params have "
+        "other names.",
+        paths=mismatch.paths,
+    )

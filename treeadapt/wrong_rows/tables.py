@@ -298,10 +298,8 @@ class Tables:
             result: dict[str, Any] = {}
             for path, how in plan.new.items():
                 like = plan.added[path]
-                is_zero = how == "zeros"
-                result[path] = (
-                    np.zeros(like.shape, like.dtype) if is_zero else likes[path]
-                )
+                zeros = np.zeros(like.shape, like.dtype) if how == "zeros" else None
+                result[path] = likes[path] if zeros is None else zeros
             for place in (place for place in self.places if place[0] == number):
                 key = place, self.rows(state, place)
                 made = {} if number else case.remembered.get(key, {})
