@@ -57,9 +57,7 @@ def match_copies(slots: Iterable[Slot], saved: Iterable[Slot]) -> Offers:
     offers: Offers = {}
     for tail, nodes in wanted.items():
         sources = saved_by_tail.get(tail, {})
-        kind = repr(
-            [[(n, *fields) for n, fields in x.items()] for x in (nodes, sources)]
-        )
+        kind = repr([{n: [*f] for n, f in x.items()} for x in (nodes, sources)])
         if kind not in pairs_by_kind:
             pairs_by_kind[kind] = _pair(nodes, sources)
         for node, (partners, is_certain) in pairs_by_kind[kind].items():

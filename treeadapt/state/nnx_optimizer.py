@@ -61,20 +61,13 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
     view = view_tree(plain_state(state))
     require_no_refs(view)
     leaf_of = view.flat()
-    shapes = [p for p, x in leaf_of.items() if isinstance(x, jax.ShapeDtypeStruct)]
-    if shapes and not any(
-        isinstance(slot.get_value(), jax.ShapeDtypeStruct) for slot in slots
-    ):
-        raise StructureMismatchError(
-            f"The state has no values at {listing(shapes)}, only shapes. Load or make "
-            "its arrays first; jax.eval_shape makes none."
-        )
     old_leaf_of = {path: slot.get_value() for path, slot in slot_of.items()}
-    wrong = [
-        f"{listing([path])} is {new} in the state, and {old} in the optimizer"
-        for path in dict.fromkeys([*old_leaf_of, *leaf_of])
-        if (new := _text(leaf_of, path)) != (old := _text(old_leaf_of, path))
-    ]
+    wrong = []
+    for path in dict.fromkeys([*old_leaf_of, *leaf_of]):
+        new, old = _text(leaf_of, path), _text(old_leaf_of, path)
+        if new not in (old, old.removeprefix("only the shape ")):
+            places = f"{new} in the state, and {old} in the optimizer"
+            wrong.append(f"{listing([path])} is {places}")
     if wrong:
         lines = section("The state is not that of optimizer.tx:", wrong)
         cure = (
@@ -100,4 +93,5 @@ def _text(leaves: dict[str, Any], path: str) -> str:
     if path not in leaves:
         return "missing"
     leaf = leaves[path]
-    return describe(leaf) if is_array(leaf) else type(leaf).__name__
+    text = describe(leaf) if is_array(leaf) else type(leaf).__name__
+    return f"only the shape {text}" if isinstance(leaf, jax.ShapeDtypeStruct) else text

@@ -20,6 +20,7 @@ from treeadapt.names import MAX_LISTED, listing, paths_text, plural
 from treeadapt.selection.answers import Answers
 from treeadapt.selection.decision import STATIC
 from treeadapt.selection.whole import Question
+from treeadapt.state_map import above
 from treeadapt.trees.views import Plan, TreeView, view_tree
 
 
@@ -177,11 +178,7 @@ def answers_by_path(answers: TreeView, view: TreeView) -> dict[str, Any]:
 
 def _nearest(by_path: Mapping[str, Any], path: str) -> str | None:
     """Return the path of the answer for a leaf: its own, or that of a node above."""
-    while path not in by_path:
-        path, slash, _ = path.rpartition("/")
-        if not slash:
-            return None
-    return path
+    return next((node for node in (path, *above(path)) if node in by_path), None)
 
 
 def _require_used(
@@ -212,10 +209,8 @@ def _is_of_static(path: str, answer: Any, by_path: Mapping[str, Any]) -> bool:
     A mask or labels of a raw model have it. An answer for a node above makes it one of
     an array, which would get that answer if this one were misspelt.
     """
-    above = path.rpartition("/")[0]
-    return (answer is False or answer is STATIC) and (
-        not above or _nearest(by_path, above) is None
-    )
+    is_of_static = answer is False or answer is STATIC
+    return is_of_static and by_path.keys().isdisjoint(above(path))
 
 
 def _no_answer(paths: Sequence[str], num_asked: int) -> UnmatchedPathError:

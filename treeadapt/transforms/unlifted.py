@@ -32,6 +32,7 @@ from treeadapt.arrays import same_value
 from treeadapt.errors import TransformError, TreeAdaptError, UnliftedMaskWarning
 from treeadapt.names import listing, shorten
 from treeadapt.selection.whole import Question
+from treeadapt.state_map import above
 from treeadapt.transforms.as_tree import OnTree
 from treeadapt.transforms.flat import FlatDict
 from treeadapt.transforms.lift import Lifted, answers_by_path, is_answer, is_function
@@ -167,11 +168,9 @@ def _is_in_shape_of(answers: Any, whole: TreeView) -> bool:
         by_path = answers_by_path(view_tree(answers), whole)
     except TreeAdaptError:
         return False
-    return bool(by_path) and all(
-        is_answer(leaf)
-        and any(f"{full}/".startswith(f"{path}/") for full in whole.plan.paths)
-        for path, leaf in by_path.items()
-    )
+    nodes = {node for path in whole.plan.paths for node in (path, *above(path))}
+    is_below = bool(by_path) and by_path.keys() <= nodes
+    return is_below and all(map(is_answer, by_path.values()))
 
 
 def _warn_of_classes(tx: Any, whole: TreeView, *, stacklevel: int) -> None:
