@@ -288,7 +288,12 @@ class Builder:
         factory = self._factory(data, place, makes)
         values = self._values(factory, data, place)
         if factory.name == PARTITION:
-            return self._partitioned(place)
+            self.num_partitions += 1
+            if self._label or self.num_partitions > 1:
+                self._refuse(place, "partition goes into [optimizer], and once")
+            if self.partition is None:
+                self._refuse(place, "partition needs [rules], and [optimizers] for it")
+            return self.partition()
         call = factory.call
         if "inject" in data:
             static = factory.arguments.keys() - {*data["inject"]}
@@ -393,14 +398,6 @@ class Builder:
                 self.find(f"{place}.inject", f"{name} has no value here")
         able = {name: x for name, x in able.items() if name in names}
         return {name: dataclasses.replace(x, kind="rate") for name, x in able.items()}
-
-    def _partitioned(self, place: str) -> Any:
-        self.num_partitions += 1
-        if self._label or self.num_partitions > 1:
-            self._refuse(place, "partition goes into [optimizer], and once")
-        if self.partition is None:
-            self._refuse(place, "partition needs [rules], and [optimizers] for them")
-        return self.partition()
 
     # What is data
 

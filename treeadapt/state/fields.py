@@ -23,7 +23,7 @@ import optax
 
 from treeadapt.arrays import is_array
 from treeadapt.convert import describe, describe_argument
-from treeadapt.errors import StructureMismatchError, TransformError, TreeAdaptError
+from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.migrations.casting import converted, is_lost, kind_of
 from treeadapt.names import Speller, listing, plural, shorten
 from treeadapt.optax_fields import (
@@ -66,7 +66,7 @@ def tree_get(
     Raises:
         TransformError: no field has that name and there is no default; several have;
             what has it may be params; no partition has such a group; or ``state`` is
-            another object that holds a state, which is named.
+            another object, which may hold a state.
 
     Example:
         >>> state = optax.adam(1e-3).init({"count": jnp.ones(2)})
@@ -222,12 +222,13 @@ def _search(
 
     Raises:
         TransformError: what has such a name may be params, there is no such group, or
-            the state is inside an object that is not searched.
+            the state is another object.
     """
-    if path := _path_of_state(state):
+    is_searched = _is_record(state) or isinstance(state, tuple | list | Mapping)
+    if not (is_searched or is_array(state) or state is None):
         raise TransformError(
-            "Expected the state of an optimizer; got an object of the class "
-            f"{type(state).__name__!r} that holds one. Pass optimizer.{path}."
+            f"Expected the state of an optimizer; got {describe_argument(state)}. Pass "
+            "the field that holds one."
         )
     names = list(names)
     classes = frozenset(str(name).partition(".")[0] for name in names)
@@ -447,18 +448,6 @@ def numpy_values(leaf: Any) -> Any:
         return None
     is_here = leaf.is_fully_addressable if isinstance(leaf, jax.Array) else True
     return np.asarray(leaf) if is_here or leaf.is_fully_replicated else None
-
-
-def _path_of_state(holder: Any) -> str:
-    """Return where an object that is not searched has a state; nothing if nowhere."""
-    is_searched = _is_record(holder) or isinstance(holder, tuple | list | Mapping)
-    if is_searched or is_array(holder):
-        return ""
-    try:
-        states = view_tree(holder).plan.paths_of(is_state_class)
-    except TreeAdaptError:  # not a tree
-        return ""
-    return states[0].partition("/")[0] if states else ""
 
 
 def _nothing_message(name: Any, parts: Iterable[_Part]) -> str:

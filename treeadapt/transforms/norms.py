@@ -80,7 +80,12 @@ def tree_norms(
     for path, value, leaf in zip(view.plan.paths, values, view.leaves, strict=True):
         if is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact):
             for label, part in _parts(value, jnp.asarray(leaf), ord):
-                sums[_name(label, path)] = _joined(sums.get(label), part, ord)
+                if not isinstance(label, str):
+                    raise RulesError(
+                        f"The label {shorten(repr(label))} is not a string, as norms "
+                        f"are named by: {path!r} has it. Give the rules strings."
+                    )
+                sums[label] = _joined(sums.get(label), part, ord)
     order = [name for name in names if isinstance(name, str) and name in sums]
     root = jnp.sqrt if ord == 2 else jnp.asarray
     return {name: root(sums[name]) for name in dict.fromkeys(order)}
@@ -118,12 +123,3 @@ def _joined(one: jax.Array | None, other: jax.Array, order: float) -> jax.Array:
     dtype = max(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
     one, other = one.astype(dtype), other.astype(dtype)
     return jnp.maximum(one, other) if order == float("inf") else one + other
-
-
-def _name(label: Any, path: str) -> str:
-    if not isinstance(label, str):
-        raise RulesError(
-            f"The label {shorten(repr(label))} is not a string, and the names of norms "
-            f"are: {path!r} has it. Give the rules strings."
-        )
-    return label

@@ -439,7 +439,12 @@ def _joined_updates(parts: Sequence[Any]) -> Any:
 
 
 def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | BoundRules:
-    table = rules.rules if isinstance(rules, BoundRules) else _as_table(rules)
+    try:
+        table = rules.rules if isinstance(rules, BoundRules) else as_rules(rules)
+    except RulesError as error:
+        if isinstance(rules, Mapping):
+            raise
+        raise _no_rules(rules) from error
     labels = [x for x in (*table.values, table.default) if x is not MISSING]
     for name, label in zip((*table.names[:-1], "default="), labels, strict=False):
         if callable(label) or is_transformation(label):
@@ -458,15 +463,6 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
             "leave it out."
         )
     return rules if isinstance(rules, BoundRules) else table
-
-
-def _as_table(rules: Any) -> Rules:
-    try:
-        return as_rules(rules)
-    except RulesError as error:
-        if isinstance(rules, Mapping):
-            raise
-        raise _no_rules(rules) from error
 
 
 def _no_rules(rules: Any) -> TransformError:
