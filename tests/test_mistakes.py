@@ -320,7 +320,7 @@ SPEC = jax.sharding.PartitionSpec()
             "tree_map_params takes (tx, f, state, *trees)",
         ),
         (lambda: ta.set_opt_state(LARGE, STATE), "Expected an nnx.Optimizer"),
-        (lambda: ta.tree_get("count", STATE), "No field of the state"),
+        (lambda: ta.tree_get("count", STATE), "Expected the state of an optimizer"),
         (lambda: ta.FreezeSpec(LARGE), "expected strings"),
         (lambda: ta.Rules(RULES).where(LARGE), "labels are 'fast'"),
         (lambda: ta.glob(LARGE), "glob takes one pattern, got a dict"),
