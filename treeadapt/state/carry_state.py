@@ -50,6 +50,7 @@ from treeadapt.state.report import (
     CarryReport,
     NewLeaf,
     Table,
+    ambiguous_text,
     axes_of_layers,
     number,
     report_of,
@@ -237,7 +238,7 @@ def carry_state(
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     if report.ambiguous:
-        warnings.warn(report.warnings[0], TreeAdaptWarning, stacklevel=2)  # of these
+        warnings.warn(ambiguous_text(report.ambiguous), TreeAdaptWarning, stacklevel=2)
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report

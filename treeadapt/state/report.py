@@ -290,7 +290,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
         unmoved=saved.unmoved,
         left_over=tuple(left_over),
         warnings=(
-            *([_ambiguous_text(rows["ambiguous"])] if rows["ambiguous"] else ()),
+            *([ambiguous_text(rows["ambiguous"])] if rows["ambiguous"] else ()),
             *_of_dtypes(table),
             *_folded(_of_counts(table)),
             *_folded(_of_meaning(table)),
@@ -303,7 +303,7 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
     )
 
 
-def _ambiguous_text(sources: Mapping[str, Sequence[str]]) -> str:
+def ambiguous_text(sources: Mapping[str, Sequence[str]]) -> str:
     """Say which leaves of a new state several saved ones fit, and what to do.
 
     Args:
