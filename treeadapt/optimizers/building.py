@@ -180,6 +180,11 @@ class Builder:
         self._label = label
         return self._read(Argument(TRANSFORMATION), data, place)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is wrong, and nobody has to give more."""
+        return not (self.findings or self.lacking)
+
     def find(self, place: str, text: str) -> None:
         """Note what is wrong at a place."""
         self._num_found += 1
@@ -293,6 +298,8 @@ class Builder:
                 self._refuse(place, "partition goes into [optimizer], and once")
             if self.partition is None:
                 self._refuse(place, "partition needs [rules], and [optimizers] for it")
+            if not self.is_whole:
+                raise _NothingError
             return self.partition()
         call = factory.call
         if "inject" in data:

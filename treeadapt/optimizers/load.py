@@ -9,6 +9,7 @@ See ``building`` for one table, ``checks`` for what only a tree can show.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from treeadapt.errors import RulesFileError, TreeAdaptError
 from treeadapt.names import Speller, listing, plural
 from treeadapt.optimizers.building import (
     MAX_DEPTH,
-    NOTHING,
     Builder,
     Rate,
     Selection,
@@ -164,10 +164,10 @@ def read_optimizer_file(
         tx, tables = _built(builder, document, rules)
     except TooMuchError as error:
         builder.find("", str(error))
-        tx, tables = NOTHING, {}
+        tx, tables = None, {}
     return OptimizerFile(
         rules,
-        None if builder.findings or builder.lacking or tx is NOTHING else tx,
+        tx if builder.is_whole else None,
         tuple(builder.findings),
         builder.lacking,
         tables,
@@ -190,7 +190,7 @@ def _built(
     if not isinstance(by_label, dict) or isinstance(by_label.get("type"), str):
         text = "it holds a table for each label; did you mean [optimizer]?"
         builder.find("optimizers", text)
-        return NOTHING, {}
+        return None, {}
     tables = by_label | ({} if root is None else {"": root})
     transforms = {
         label: builder.build(table, f"optimizers.{RULES_FILE.key(label)}", label)
@@ -201,15 +201,11 @@ def _built(
     for text in _misfits(labels, transforms) if by_label and labels else ():
         builder.find("", text)
 
-    def parts() -> Any:
-        # With anything wrong, or not given, no transformation is made of these.
-        is_whole = not (builder.findings or builder.lacking)
-        return partition(transforms, rules) if is_whole else NOTHING
-
     if by_label and labels:
-        builder.partition = parts
+        builder.partition = functools.partial(partition, transforms, rules)
     if root is None:
-        return parts() if builder.partition else NOTHING, tables
+        make = builder.partition if builder.is_whole else None
+        return make and make(), tables
     tx = builder.build(root, "optimizer")
     others = [label for label in labels if label != FROZEN and isinstance(label, str)]
     if by_label and not builder.num_partitions:
@@ -218,8 +214,8 @@ def _built(
     elif not by_label and len(others) > 1:
         text = f"the labels {listing(others)} are trained alike"
         builder.find("optimizer", f"{text}; write [optimizers] for them, or one label")
-    if builder.findings or builder.lacking or tx is NOTHING:
-        return NOTHING, tables
+    if not builder.is_whole:
+        return None, tables
     if FROZEN not in labels or rules is None:
         return adapt(tx), tables
     if not by_label and others:

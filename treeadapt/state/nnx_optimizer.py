@@ -22,6 +22,8 @@ from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, is_variable, plain_state
 from treeadapt.trees.views import view_tree
 
+_NO_VALUES = " without values, as jax.eval_shape makes it"
+
 
 def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
     """Write a state into an ``nnx.Optimizer``, in place.
@@ -65,7 +67,7 @@ def set_opt_state(optimizer: Any, state: Any, step: Any = None) -> None:
     wrong = []
     for path in dict.fromkeys([*old_leaf_of, *leaf_of]):
         new, old = _text(leaf_of, path), _text(old_leaf_of, path)
-        if new not in (old, old.removeprefix("only the shape ")):
+        if new not in (old, old.removesuffix(_NO_VALUES)):
             places = f"{new} in the state, and {old} in the optimizer"
             wrong.append(f"{listing([path])} is {places}")
     if wrong:
@@ -94,4 +96,4 @@ def _text(leaves: dict[str, Any], path: str) -> str:
         return "missing"
     leaf = leaves[path]
     text = describe(leaf) if is_array(leaf) else type(leaf).__name__
-    return f"only the shape {text}" if isinstance(leaf, jax.ShapeDtypeStruct) else text
+    return text + _NO_VALUES * isinstance(leaf, jax.ShapeDtypeStruct)
