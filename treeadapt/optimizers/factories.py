@@ -157,10 +157,8 @@ def factories() -> Mapping[str, Factory]:
 def _returns(function: Any) -> str:
     if not inspect.isfunction(function):
         return ""
-    promised = function.__annotations__.get("return")
-    if isinstance(promised, type) and issubclass(
-        promised, optax.GradientTransformation
-    ):
+    promised, tx = function.__annotations__.get("return"), optax.GradientTransformation
+    if isinstance(promised, type) and issubclass(promised, tx):
         return TRANSFORMATION
     return SCHEDULE if promised == optax.Schedule else ""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec, get_abstract_mesh
@@ -48,11 +48,14 @@ _DEFAULT = "the default"
 _BOX = "its box"
 
 
+_Spec = PartitionSpec | ShardLargest
+
+
 @dataclasses.dataclass(frozen=True)
 class _Choice:
     """The spec of a leaf, and where it comes from; no spec if nothing says one."""
 
-    spec: PartitionSpec | ShardLargest | None
+    spec: _Spec | None
     source: str = dataclasses.field(compare=False)
 
     def __repr__(self) -> str:
@@ -132,9 +135,7 @@ def decide_specs(
     return leaf_specs, "\n".join(_silent_lines(silent, undivided))
 
 
-def _unruled(
-    leaf: Any, box: PartitionSpec | None, default: PartitionSpec | ShardLargest | None
-) -> _Choice:
+def _unruled(leaf: Any, box: PartitionSpec | None, default: _Spec | None) -> _Choice:
     """Return what decides a leaf, or one layer of it, that no rule matches."""
     if box is not None:
         return _Choice(box, _BOX)
@@ -180,22 +181,21 @@ def _refuse_optimizer_state(view: TreeView) -> None:
 
 def _by_rules(
     view: TreeView, rules: Any, specs: Mapping[Any, Any] | None
-) -> tuple[
-    list[_Choice | None], PartitionSpec | ShardLargest | None, Sequence[Sequence[Along]]
-]:
+) -> tuple[list[_Choice | None], _Spec | None, Sequence[Sequence[Along]]]:
     """Return what the rules say for each leaf, their default, and axes of layers."""
-    meant = _meaning(specs)
     if isinstance(rules, BoundRules):
-        labels = require_agreement(rules.of_view(view), rules.gives)
-        return [
-            None if label is STATIC else _Choice(meant(label, "The rules"), "the rules")
+        labels, who = require_agreement(rules.of_view(view), rules.gives), "the rules"
+        choices = [
+            None if label is STATIC else _Choice(_read(label, "The rules", specs), who)
             for label in labels
-        ], *(None, rules.rules.stacks.axes(view))
+        ]
+        return choices, None, rules.rules.stacks.axes(view)
     table = as_rules(rules)
     texts = [f"rule {where.typed}" for where in table.selectors]
     pairs = zip(table.values, texts, strict=True)
-    choices = [_Choice(meant(value, f"The {text}"), text) for value, text in pairs]
-    default = None if table.default is MISSING else meant(table.default, "default=")
+    choices = [_Choice(_read(x, f"The {text}", specs), text) for x, text in pairs]
+    is_open = table.default is MISSING
+    default = None if is_open else _read(table.default, "default=", specs)
     labels = [value for value in (*table.values, table.default) if value is not MISSING]
     idle = [str(label) for label in specs or () if label not in labels]
     if idle:
@@ -209,26 +209,16 @@ def _by_rules(
     return require_agreement(by_leaf, "A sharding"), default, decision.unrolled.axes
 
 
-def _meaning(
-    specs: Mapping[Any, Any] | None,
-) -> Callable[[Any, str], PartitionSpec | ShardLargest]:
-    """Return what reads a value of the rules as a spec."""
+def _read(value: Any, who: str, specs: Mapping[Any, Any] | None) -> _Spec:
+    """Return the spec that a value of the rules is, or that ``specs=`` has for it."""
     if specs is None:
-        return as_spec
-    by_label = {
-        label: as_spec(spec, f"specs={{{label!r}: ...}}")
-        for label, spec in specs.items()
-    }
-
-    def of_label(label: Any, who: str) -> PartitionSpec | ShardLargest:
-        if not isinstance(label, Hashable) or label not in by_label:
-            raise ShardingError(
-                f"{who} gives the label {label!r}, for which specs= has nothing; it "
-                f"has {listing(map(str, by_label)) or 'no label'}. Add it."
-            )
-        return by_label[label]
-
-    return of_label
+        return as_spec(value, who)
+    if not isinstance(value, Hashable) or value not in specs:
+        raise ShardingError(
+            f"{who} gives the label {value!r}, for which specs= has nothing; it "
+            f"has {listing(map(str, specs)) or 'no label'}. Add it."
+        )
+    return as_spec(specs[value], f"specs={{{value!r}: ...}}")
 
 
 def _wrong_message(wrong: Sequence[str], mesh: Mesh | AbstractMesh | None) -> str:

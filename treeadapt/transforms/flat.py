@@ -261,10 +261,9 @@ def flat_extra(
         for name, value in extra.items()
         if (view := _params_shaped(name, value, keys, shapes)) is not None
     }
-    flat_args = dict(extra)
-    for name, view in views.items():
-        flat = view.flat()
-        flat_args[name] = {path: flat.get(path) for path in keys}
+    flats = {name: view.flat() for name, view in views.items()}
+    shown = {name: {p: flat.get(p) for p in keys} for name, flat in flats.items()}
+    flat_args = {**extra, **shown}
     if whole is None:
         return flat_args
     backs = {name: view.replace for name, view in views.items()}
