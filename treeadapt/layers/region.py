@@ -136,8 +136,8 @@ class Region:
 
     def take(self, array: Any) -> Any:
         """Return these layers of an array; anything else as it is."""
-        if not is_array(array):
-            return array  # no update, or a number
+        if not self.along or not is_array(array):
+            return array  # all of it; no update, or a number
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.shape(array.shape), array.dtype)
         for each in self.along:

@@ -183,7 +183,7 @@ def _atoms(sets: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, ...]]:
 def cut_leaf(leaf: Any, piece: Region) -> Any:
     """Return some numbers of a leaf, along its own axes; NumPy's stay with NumPy."""
     if not isinstance(leaf, np.ndarray):
-        return piece.take(leaf) if piece.along else leaf
+        return piece.take(leaf)
     for _, axis, places in piece.along:
         leaf = leaf.take(places, axis)
     return leaf

@@ -56,9 +56,9 @@ from treeadapt.trees.views import view_tree
 
 FROZEN = "frozen"
 
-#: By key of a group's flat dict, the layers of an array of the flat dict around it;
-#: None where the key is that of a whole array.
-Group = dict[str, Region | None]
+#: By key of a group's flat dict, the layers of an array of the flat dict around it; all
+#: of it, if they are along no axis.
+Group = dict[str, Region]
 #: By label, a transformation and the leaves that it runs on.
 Groups = Mapping[Any, tuple[optax.GradientTransformationExtraArgs, Group]]
 
@@ -243,7 +243,7 @@ def _run_groups(
         return _with_zeros(new, _every(by_label), updates, params), pack(states)
 
     def moving(whole: WholeTree, flat: Any) -> list[str]:
-        return _paths(_every(groups(whole, flat)[0]))
+        return [region.path for region in _every(groups(whole, flat)[0]).values()]
 
     lenient = unused == "ignore"
     parts = (labels, *inner.values())
@@ -270,7 +270,7 @@ def _divide(
     whole_paths = frozenset(paths)
     for path, answer in zip(paths, answers, strict=True):
         if not isinstance(answer, Split):
-            groups.setdefault(answer, {})[path] = None
+            groups.setdefault(answer, {})[path] = Region(path)
             continue
         for label, boxed in boxes(answer.values, answer.region.sizes).items():
             for places in boxed:
@@ -292,10 +292,7 @@ def _take(flat: Any, group: Group) -> Any:
     """Return the flat dict of a group, half by half for lookahead."""
 
     def of_half(half: FlatDict) -> FlatDict:
-        return {
-            key: half[key] if region is None else region.take(half[region.path])
-            for key, region in group.items()
-        }
+        return {key: region.take(half[region.path]) for key, region in group.items()}
 
     return by_half(of_half, flat)
 
@@ -311,17 +308,12 @@ def _put_back(
         rest: gives the array, by path, that has all other layers; None if it has none,
             and then the result has none.
     """
-    arrays = {key: leaf for key, leaf in part.items() if group.get(key) is None}
+    cut = {key: region for key, region in group.items() if region.along}
+    arrays = {key: leaf for key, leaf in part.items() if key not in cut}
     regions: dict[str, list[tuple[Region, Any]]] = {}
-    for key, region in group.items():
-        if region is not None:
-            regions.setdefault(region.path, []).append((region, part[key]))
+    for key, region in cut.items():
+        regions.setdefault(region.path, []).append((region, part[key]))
     return arrays | {path: put(rest(path), parts) for path, parts in regions.items()}
-
-
-def _paths(group: Group) -> list[str]:
-    """Return the paths of the arrays of which a group has layers."""
-    return [key if region is None else region.path for key, region in group.items()]
 
 
 def _every(groups: Groups) -> Group:
@@ -368,8 +360,9 @@ def update_groups(
     shaped = shaped_extra(extra, updates, params)
 
     def run(label: Any, tx: Any, group: Group) -> tuple[Any, Any]:
+        paths = [region.path for region in group.values()]
         if params is not None:
-            cut = [region.path for region in group.values() if region is not None]
+            cut = [region.path for region in group.values() if region.along]
             require_layers(updates, fast_params(params), cut)
         shown = None if params is None else _take(params, group)
         narrowed = {**extra, **{name: _take(v, group) for name, v in shaped.items()}}
@@ -380,7 +373,7 @@ def update_groups(
 
             def narrow(gradient: Any) -> FlatDict:
                 view = view_tree(gradient)
-                return _take(pick_arrays(view, _paths(group), OF_GRADIENT), group)
+                return _take(pick_arrays(view, paths, OF_GRADIENT), group)
 
             back = functools.partial(merged, fast_params(params))
             backs = {n: functools.partial(merged, v) for n, v in shaped.items()}

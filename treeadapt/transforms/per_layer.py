@@ -108,7 +108,7 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
             key, some = _layers_of(whole, path, along[whole.stored_path(path)])
             parts.setdefault(rest if key is None else key, {})[path] = some
         groups = {
-            key: (_mapped(inner, part), dict.fromkeys(part))
+            key: (_mapped(inner, part), {path: Region(path) for path in part})
             for key, part in parts.items()
         }
         view = view_tree(whole.view.rebuild(layers))
