@@ -324,9 +324,8 @@ def _plain_document(name: str, mapping: Any) -> dict[str, Any]:
         seen = f"rules in a {type(mapping['rules']).__name__} lose their order"
         RULES_FILE.refuse(name, seen, cure)
     if isinstance(rules, list):
-        is_pair = [isinstance(each, list) and len(each) == 2 for each in rules]
-        patterns = [str(each[0]) for each in rules] if all(is_pair) else []
-        if not all(is_pair) or len(set(patterns)) < len(patterns):
+        are_pairs = all(isinstance(each, list) and len(each) == 2 for each in rules)
+        if not are_pairs or len({str(pattern) for pattern, _ in rules}) < len(rules):
             cure = 'Write {"**/bias": "no_decay"}, or pairs, each pattern once.'
             RULES_FILE.refuse(name, "its rules are not a table, nor pairs", cure)
         document["rules"] = dict(rules)

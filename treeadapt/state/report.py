@@ -89,17 +89,15 @@ class CarryReport:
         parts = (self.carried, self.fresh, self.reset, self.misshaped, self.ambiguous)
         total = sum(map(len, parts)) - sum(map(len, self.partly.values()))
         some = f", {len(self.partly):,} of them in part" if self.partly else ""
-        leaves = plural(total, "leaf")
-        yield f"carried {len(self.carried):,} of {leaves} of the new state{some}"
+        leaves = f"{len(self.carried):,} of {plural(total, 'leaf')}"
+        yield f"carried {leaves} of the new state{some}"
         moved = [pair for pair in self.carried.items() if pair[0] != pair[1]]
         if moved:
             name, old = map(shorten, moved[0])
             yield f"  {len(moved):,} of them from elsewhere: {name!r} from {old!r}, ..."
-        for dtypes in dict.fromkeys(self.retyped.values()):
-            cast = [name for name, both in self.retyped.items() if both == dtypes]
-            before, now = dtypes
-            text = f"{len(cast):,} of them cast from {before} to {now}"
-            yield f"  {text}: {listing(cast)}"
+        for old, new in dict.fromkeys(self.retyped.values()):
+            cast = [name for name, both in self.retyped.items() if both == (old, new)]
+            yield f"  {len(cast):,} of them cast from {old} to {new}: {listing(cast)}"
         titles = "fresh, nothing saved fits", "reset, as asked", "saved, but not used"
         counted = zip(titles, (self.fresh, self.reset, self.left_over), strict=True)
         for title, names in counted:

@@ -262,12 +262,12 @@ def run_flat(
         flat_args = flat_extra(extra, keys, grads, view)
         # Params of other classes than those of init have lost what a selector names.
         strict = view is not None and not view.plan.holes
-        like = flat_updates if shown is None else shown
         callers_tree = whole_tree(
             view or grads, strict=strict, is_params=view is not None, gradients=grads
         )
 
         def of_state() -> TransformError | None:
+            like = flat_updates if shown is None else shown
             return stale_error(state, functools.partial(init_flat, whole), like)
 
         with callers_tree as whole, _explained(parts, whole, flat_updates, of_state):

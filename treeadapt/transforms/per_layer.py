@@ -124,7 +124,8 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
     def update(
         whole: WholeTree, updates: FlatDict, state: Any, params: Any, extra: FlatDict
     ) -> tuple[Any, Any]:
-        calls = {n: _refusing(n, extra[n]) for n in CALLBACKS if n in extra}
+        given = [name for name in CALLBACKS if callable(extra.get(name))]
+        calls = {name: _refusing(name, extra[name]) for name in given}
         divided = groups(whole, updates if params is None else fast_params(params))
         return update_groups(*divided, updates, state, params, extra | calls)
 
@@ -151,8 +152,6 @@ def _layers_of(
 
 def _refusing(name: str, fn: Any) -> Any:
     """Return a callback that raises when it is called on one layer."""
-    if not callable(fn):
-        return fn
 
     @functools.wraps(fn)
     def refuse(*_: Any, **__: Any) -> Any:
