@@ -13,8 +13,8 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,8 +30,7 @@ from treeadapt.drafts.rows import (
     tokens_of,
     windowed,
 )
-
-Node = TypeVar("Node", bound=Hashable)
+from treeadapt.migrations.chain import roots_of
 
 _LEAST_KNOWN = 0.2  # of a leaf, before its numbers are evidence
 _ALL = 0.9  # of a leaf: no number of it is in another one by chance
@@ -357,26 +356,11 @@ def _components(links: Iterable[Link]) -> list[list[Link]]:
     """Divide links into those that hang together."""
     links = [*links]
     ends = [[(side, leaf.path) for side, leaf in enumerate(x.ends)] for x in links]
-    roots = _roots(ends)
+    roots = roots_of(ends)
     components: dict[object, list[Link]] = {}
     for link, (source, _) in zip(links, ends, strict=True):
         components.setdefault(roots[source], []).append(link)
     return [*components.values()]
-
-
-def _roots(pairs: Iterable[Iterable[Node]]) -> dict[Node, Node]:
-    """Return for each of some nodes one that stands for all that hang together."""
-    parents: dict[Node, Node] = {}
-
-    def root(node: Node) -> Node:
-        while parents.setdefault(node, node) != node:
-            parents[node] = parents[parents[node]]
-            node = parents[node]
-        return node
-
-    for one, two in pairs:
-        parents[root(one)] = root(two)
-    return {node: root(node) for node in parents}
 
 
 class _Pool:
@@ -435,7 +419,7 @@ class _Pool:
             equal[key] = equal[key] & same if key in equal else same
         templates = {end for pair in equal for end in enumerate(pair)}
         classes: dict[object, dict[tuple[int, Pattern], list[int]]] = {}
-        for node, root in _roots(
+        for node, root in roots_of(
             ((0, one, int(a)), (1, two, int(b)))
             for (one, two), same in equal.items()
             for a, b in np.argwhere(same)

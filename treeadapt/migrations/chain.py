@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 
@@ -28,6 +28,8 @@ from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.run_group import is_moved, run_group, spec_of
 from treeadapt.migrations.templates import PathsByCapture
 from treeadapt.names import listing, plural, size_text
+
+Node = TypeVar("Node", bound=Hashable)
 
 #: What is wrong with a table because an earlier one is.
 _FOLLOWING = ("unused", "torn", "missing", "extra", "idle")
@@ -359,28 +361,36 @@ def units_of(
         plans: of tables that follow each other.
     """
     every = [(plan, group) for plan in plans for group in plan.groups]
-    parents = [*range(len(every))]
-
-    def first(place: int) -> int:
-        while parents[place] != place:
-            parents[place] = parents[parents[place]]
-            place = parents[place]
-        return place
-
     places = itertools.count()
+    links: list[tuple[int, int]] = []
     makers: dict[str, int] = {}  # of what the table before makes
     for plan in plans:
         made: dict[str, int] = {}
         for group in plan.groups:
             place = next(places)
-            for path in filter(makers.__contains__, group.source_paths):
-                parents[first(place)] = first(makers[path])
+            links += [(place, makers[x]) for x in group.source_paths if x in makers]
             made |= dict.fromkeys(group.filled, place)
         makers = made
+    roots = roots_of(links)
     units: dict[int, list[tuple[MigrationPlan, Group]]] = {}
     for place, pair in enumerate(every):
-        units.setdefault(first(place), []).append(pair)
+        units.setdefault(roots.get(place, place), []).append(pair)
     return [*units.values()]
+
+
+def roots_of(pairs: Iterable[Iterable[Node]]) -> dict[Node, Node]:
+    """Return for each of some nodes one that stands for all that hang together."""
+    parents: dict[Node, Node] = {}
+
+    def root(node: Node) -> Node:
+        while parents.setdefault(node, node) != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    for one, two in pairs:
+        parents[root(one)] = root(two)
+    return {node: root(node) for node in parents}
 
 
 def has_values(leaf: Any) -> bool:
