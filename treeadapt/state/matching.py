@@ -166,10 +166,9 @@ def _linked(
     Nothing, if it is next to copies of which no leaf was carried: it starts again with
     them.
     """
-    node = slot.node
-    while True:
-        rest = slot.name[len(node) + 1 :] if node else slot.name
+    for node in (slot.node, *above(slot.node), ""):
         if node in links:
+            rest = slot.name.removeprefix(node).removeprefix(SEPARATOR)
             every = [below(source, rest) for source in links[node]]
             if sources := [source for source in every if source in names]:
                 name = slot.name.split(SEPARATOR)
@@ -178,9 +177,7 @@ def _linked(
                 return tuple([source for source, n in pairs if n == max(shared)])
         elif node in owners and node == slot.node:
             return ()
-        if not node:
-            return None
-        node = parent(node)
+    return None
 
 
 def _match_alike(group: str, wanted: Nodes, saved: Nodes) -> Offers:
