@@ -240,15 +240,7 @@ def _search(
     # ``optax.tree.set`` (0.2.8) goes by keys: a param called ``count`` is one, too.
     parts = list(_parts(_Part(state, names=_class_names(state)), is_state))
     if group is not _MISSING:
-        labels = [part.label for part in parts if part.label is not _MISSING]
-        if group not in labels:
-            groups = listing(dict.fromkeys(map(str, labels)))
-            raise TransformError(
-                f"No partition in the state has a group {group!r}; "
-                f"{f'the groups are {groups}' if groups else 'there are no groups'}."
-            )
-        tops = _outermost(parts, group)
-        parts = [p for p in parts if any(p.path[: len(top)] == top for top in tops)]
+        parts = _of_group(parts, group)
     for part in parts:
         if part.owner is not None and part.names[0] in names:
             path, name = jtu.keystr(part.path[:-1]), part.names[0]
@@ -261,11 +253,11 @@ def _search(
     return parts
 
 
-def _outermost(parts: Sequence[_Part], group: Hashable) -> list[tuple[Any, ...]]:
-    """Return the paths of a group, but those within groups of more other partitions.
+def _of_group(parts: Sequence[_Part], group: Hashable) -> list[_Part]:
+    """Return the parts in a group, but for those within groups of more partitions.
 
     Of ``{"adam": adam, "muon": muon}``, where ``optax.contrib.muon`` has two groups
-    with the same names, these are the outer ones.
+    with the same names, these are those of the outer ones.
     """
     groups = [part for part in parts if part.label is not _MISSING]
     depth_of = {
@@ -273,8 +265,15 @@ def _outermost(parts: Sequence[_Part], group: Hashable) -> list[tuple[Any, ...]]
         for part in groups
         if part.label == group
     }
+    if not depth_of:
+        labels = listing(dict.fromkeys(str(part.label) for part in groups))
+        raise TransformError(
+            f"No partition in the state has a group {group!r}; "
+            f"{f'the groups are {labels}' if labels else 'there are no groups'}."
+        )
     least = min(depth_of.values())
-    return [path for path, depth in depth_of.items() if depth == least]
+    tops = [path for path, depth in depth_of.items() if depth == least]
+    return [p for p in parts if any(p.path[: len(top)] == top for top in tops)]
 
 
 def _parts(part: _Part, is_state: Callable[[Any], bool]) -> Iterator[_Part]:
