@@ -57,9 +57,10 @@ def view_params(tree: Any) -> TreeView:
             keys, _ = jtu.tree_leaves_with_path(tree)[index]
             where = f"at {jtu.keystr(keys)}" if keys else "at the root"
             raise TransformError(
-                f"JAX sees the {type(leaf).__name__} {where} as one leaf, and cannot "
-                "train what is in it. Train the dict of treeadapt.split, or register "
-                "the class with JAX (a dataclass: jax.tree_util.register_dataclass)."
+                f"JAX sees the {type(leaf).__name__} {where} as one leaf, so it can "
+                "neither differentiate, compile nor train what is in it. Register the "
+                "class with JAX (a dataclass with jax.tree_util.register_dataclass), "
+                "or train the plain dict that treeadapt.split gives."
             )
     return view
 
