@@ -266,7 +266,7 @@ def same_by_parts(plan, source, result, draw_box):
                     leaves = [
                         [
                             source[group.sources[each.number][leaf]][each.box]
-                            for leaf in each.leaves
+                            for leaf in each.leaves(move)
                         ]
                         for each in part.sources
                     ]

@@ -109,18 +109,18 @@ class MovedArray:
         """
         if not self.divides:
             return math.inf, False
-        wanted: dict[tuple[int, tuple[int, ...]], list[Box]] = {}
+        wanted: dict[tuple[int, tuple[range, ...]], list[Box]] = {}
         are_tight = True
         for part in itertools.chain.from_iterable(map(self._parts, boxes)):
             are_tight &= part.is_tight
             for each in part.sources:
                 # Boxes of the same leaves are read together.
-                wanted.setdefault((each.number, each.leaves), []).append(each.box)
+                wanted.setdefault((each.number, each.ranges), []).append(each.box)
         num_bytes = 0.0
-        for (number, leaves), leaf_boxes in wanted.items():
+        for (number, ranges), leaf_boxes in wanted.items():
             array = self.sources[self.group.sources[number][0]]
             each_bytes, is_tight = cost(array, leaf_boxes)
-            num_bytes += len(leaves) * each_bytes
+            num_bytes += math.prod(map(len, ranges)) * each_bytes
             are_tight &= is_tight
         return num_bytes, are_tight
 
@@ -183,7 +183,9 @@ class MovedArray:
 
     def _leaves(self, source: SourceBoxes) -> list[str]:
         """Return the paths of the leaves of one source, in order."""
-        return [self.group.sources[source.number][leaf] for leaf in source.leaves]
+        assert self.group.move is not None
+        paths = self.group.sources[source.number]
+        return [paths[leaf] for leaf in source.leaves(self.group.move)]
 
     def _take(self, pieces: Sequence[tuple[int, Part]], arrays: list[Any]) -> None:
         """Read what some parts are made of, and put them into arrays of boxes.

@@ -34,13 +34,21 @@ class SourceBoxes:
 
     Attributes:
         number: place of the source in the row.
-        leaves: which of its leaves, in order.
+        ranges: values of the numbers in its path that these leaves have.
         box: of each leaf.
     """
 
     number: int
-    leaves: tuple[int, ...]
+    ranges: tuple[range, ...]
     box: Box
+
+    def leaves(self, move: Move) -> list[int]:
+        """Return the places of these leaves among all of the source, in order."""
+        names = move.sources[self.number].numbers
+        every = (
+            dict(zip(names, x, strict=True)) for x in itertools.product(*self.ranges)
+        )
+        return [compose(names, values, move.size) for values in every]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,12 +279,8 @@ def _source(move: Move, number: int, part: int, ranges: Ranges) -> SourceBoxes:
         start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
         span = _span(move, axis.product(part), ranges)
         box.append(slice(start + span.start, start + span.stop))
-    every = itertools.product(*(ranges[name] for name in layout.numbers))
-    leaves = (
-        compose(layout.numbers, dict(zip(layout.numbers, each, strict=True)), move.size)
-        for each in every
-    )
-    return SourceBoxes(number, tuple(leaves), tuple(box))
+    leaves = tuple(ranges[name] for name in layout.numbers)
+    return SourceBoxes(number, leaves, tuple(box))
 
 
 def _span(move: Move, product: Product, ranges: Ranges) -> range:
