@@ -375,7 +375,7 @@ class _Moving:
             (array,) = moved.read(
                 [whole(moved.shape)],
                 forget=path == last,
-                shared=len(arrays) > 1,
+                must_own=len(arrays) > 1,
             )
             yield path, array
             del array  # before the next one is made

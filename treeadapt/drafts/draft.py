@@ -22,8 +22,8 @@ from treeadapt.drafts.words import Words, load_words
 from treeadapt.errors import MigrationError
 from treeadapt.names import fold, listing, plural
 
-_MOST_PAIRS = 10_000  # of leaves of different sizes whose names are compared
-_MOST_TRIED = 64  # pairs of leaves of different sizes that are compared
+_MOST_PAIRS = 10_000  # of families that are left, beyond which none is compared
+_MOST_TRIED = 64  # pairs of families of different sizes whose numbers are compared
 _SCALED = "scales", "numbers of few bits, which scales may go with: see `multiply`"
 _NOTHING_COMMON = "The two sides have no numbers in common; names decide."
 
@@ -201,7 +201,10 @@ def _of_other_sizes(
 
 
 def _may_be_scaled(row: DraftRow) -> bool:
-    """Return whether a row casts numbers of few bits, as models are quantised."""
+    """Return whether a row casts to or from one byte, or integers to or from floats.
+
+    So do models that are quantised.
+    """
     dtypes = [jnp.dtype(name) for name in row.cast]
     return bool(dtypes) and (
         min(dtype.itemsize for dtype in dtypes) == 1
@@ -210,11 +213,11 @@ def _may_be_scaled(row: DraftRow) -> bool:
 
 
 def _equal(one: Side, two: Side) -> list[DraftRow]:
-    """Return one row for leaves that have a path and a shape on both sides.
+    """Return one row for leaves that have a path and a shape on both sides, or none.
 
     Of paths that differ in numbers only, as many on both sides and not the same, each
-    may be one with another number. There is no row unless most leaves are in it: then
-    one model became the other.
+    may be one with another number. There is no row unless it has half of the leaves of
+    a side: then one model became the other.
     """
     ones, twos = by_template(one.leaves), by_template(two.leaves)
     renumbered = {

@@ -50,9 +50,9 @@ class Fusion:
         checks += ["order within an axis"] * best.is_split
         grouped: dict[tuple[str, ...], list[str]] = {}
         for part in self.parts:
-            for ones, twos in grouped_paths(part, self.whole, best):
-                grouped.setdefault(twos, []).extend(ones)
-        pairs = [(tuple(ones), twos) for twos, ones in grouped.items()]
+            for of_part, of_whole in grouped_paths(part, self.whole, best):
+                grouped.setdefault(of_whole, []).extend(of_part)
+        pairs = [(tuple(of_parts), x) for x, of_parts in grouped.items()]
         cast = str(self.parts[0].dtype), str(self.whole.dtype)
         if not self.is_source:
             pairs = [(twos, ones) for ones, twos in pairs]
@@ -171,7 +171,7 @@ def _map(
     Args:
         part: one of the parts.
         whole: what holds them.
-        layout: dims of the parts, and of the whole.
+        layout: its source is the dims of the parts, its target those of the whole.
         at: the dim of the parts that they share.
         joined: axes of the part that are in it.
         start: of the part along it.

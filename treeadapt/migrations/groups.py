@@ -61,7 +61,7 @@ class GroupMaker:
     Attributes:
         row: the row.
         place: its place in the table.
-        sizes: sizes that hold in the whole table.
+        sizes: sizes that hold in the whole table; those of the row are added.
         source: shapes and dtypes by path.
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
@@ -402,7 +402,7 @@ class GroupMaker:
                 yield Equation(axis.parts, size, where, axis.before)
 
     def _block(self, axis: Axis) -> int:
-        """Return the size of the blocks of an axis; 0 if its last one is not short.
+        """Return the size of the blocks of an axis; 0 unless its last one may be short.
 
         Factors have a number for each block, whose size is given; the product has the
         axis whole.

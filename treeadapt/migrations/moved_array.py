@@ -130,7 +130,7 @@ class MovedArray:
         into: Sequence[Any] = (),
         *,
         forget: bool = False,
-        shared: bool = False,
+        must_own: bool = False,
     ) -> list[Any]:
         """Return boxes, made of a few of the sources at a time.
 
@@ -140,8 +140,9 @@ class MovedArray:
         Args:
             boxes: of the array.
             into: arrays to fill, None for a new one; empty for new ones.
-            forget: whether each source may be forgotten once it is read.
-            shared: whether the result may not have the memory of a source.
+            forget: whether a source that is read for the last time here is taken out of
+                ``sources``, because no other array of the group needs it.
+            must_own: whether the result has memory of its own, not that of a source.
 
         Raises:
             CheckpointError: a source cannot be read.
@@ -154,7 +155,7 @@ class MovedArray:
             # What the move makes of one part may be the box.
             is_whole = len(parts) == 1 and lengths(parts[0].picks) == lengths(box)
             array = into[place] if into else None
-            if array is not None or shared or not is_whole or not parts[0].is_exact:
+            if array is not None or must_own or not is_whole or not parts[0].is_exact:
                 array = empty(lengths(box), self.dtype) if array is None else array
                 if self.group.row.values.pads(is_source=False):
                     array[...] = 0 if self.like is None else box_of(self.like, box)
@@ -271,7 +272,7 @@ def moved_arrays(
 
 
 def pays(arrays: Sequence[MovedArray], boxes: Sequence[Sequence[Box]]) -> bool:
-    """Return whether boxes cost less than to read the sources whole, once.
+    """Return whether boxes cost not much more than to read the sources whole, once.
 
     Args:
         arrays: that one group makes.

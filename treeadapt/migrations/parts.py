@@ -86,7 +86,7 @@ def parts_of_box(
     box: Box,
     max_elements: float = math.inf,
 ) -> Iterator[Part]:
-    """Yield the parts that together are a box of one target's leaf.
+    """Yield the parts that together are a box of one target's leaf, but for padding.
 
     Args:
         move: of a group that divides.
@@ -114,8 +114,8 @@ def parts_of_box(
                 spans.append((product, range(low - start, high - start)))
                 place.append(slice(low - whole_box.start, high - whole_box.start))
             if all(span for _, span in spans):
-                copies = [(s, one) for s, one, _, part in pieces if part == two]
-                yield _part(move, ranges, spans, copies, tuple(place))
+                parts = [(s, one) for s, one, _, part in pieces if part == two]
+                yield _part(move, ranges, spans, parts, tuple(place))
 
 
 def _divided(move: Move, target: int, box: Box, max_elements: float) -> Iterator[Box]:
@@ -180,7 +180,7 @@ def _part(
     move: Move,
     fixed: Ranges,
     spans: Sequence[tuple[Product, range]],
-    copies: Sequence[tuple[int, int]],
+    parts: Sequence[tuple[int, int]],
     place: Box,
 ) -> Part:
     """Return the part that makes some ranges of the axes of a target.
@@ -189,11 +189,12 @@ def _part(
         move: of the group.
         fixed: the numbers of the target's leaf.
         spans: for each axis its names, and what is wanted of them.
-        copies: for each source, its place in the row, and which part of it this is.
+        parts: for each source, its place in the row, and which part of it this is;
+            several are copies, or factors.
         place: of the part in its box.
     """
-    axes = [axis.product(n) for s, n in copies for axis in move.sources[s].axes]
-    numbers = [move.sources[s].numbers for s, _ in copies]
+    axes = [axis.product(n) for s, n in parts for axis in move.sources[s].axes]
+    numbers = [move.sources[s].numbers for s, _ in parts]
     ranges = {  # of copies, all must be equal
         name: range(move.size[name]) for name in itertools.chain(*numbers, *axes)
     }
@@ -219,10 +220,10 @@ def _part(
                 move.sources[s].numbers,
                 tuple(Axis((axis.product(one),)) for axis in move.sources[s].axes),
             )
-            for s, one in copies
+            for s, one in parts
         ),
         (Layout((*fixed,), tuple(Axis((product,)) for product, _ in spans)),),
-        tuple(Piece(number, 0, 0, 0) for number in range(len(copies))),
+        tuple(Piece(number, 0, 0, 0) for number in range(len(parts))),
         tuple((name, len(values)) for name, values in ranges.items()),
         dataclasses.replace(move.values, pad=()),
         move.dtype,
@@ -238,7 +239,7 @@ def _part(
         slice(start, start + len(span))
         for start, (_, span) in zip(starts, spans, strict=True)
     )
-    sources = tuple(_source(move, s, one, ranges) for s, one in copies)
+    sources = tuple(_source(move, s, one, ranges) for s, one in parts)
     leaf = among((*fixed,), {name: values.start for name, values in fixed.items()})
     read = {*itertools.chain(*numbers, *axes)}
     is_tight = small.count(name for name in fixed if name in read) == 1 and all(

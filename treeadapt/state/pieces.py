@@ -36,10 +36,10 @@ class StateLeaf:
         slot: where it is; that of a piece is as if it were a leaf.
         array: the leaf.
         whole: name of the leaf.
-        piece: which numbers of the leaf it is, along the axes of the leaf itself; along
+        piece: which indices of the leaf it is, along the axes of the leaf itself; along
             none, if it is all of it.
         origin: the saved names of those of which a migration made it; empty if none.
-        is_padded: whether some of its numbers are zeros that a migration added.
+        is_padded: whether some of its elements are zeros that a migration added.
     """
 
     slot: Slot
@@ -70,9 +70,9 @@ def divide_leaves(
         params: the arrays of either, by path.
 
     Returns:
-        The pieces of each leaf that is divided, by the identity of the leaf. And the
-        params of which leaves stay whole because nothing names the axes they are cut
-        along.
+        The pieces of each leaf of a param that is divided, by the identity of the leaf;
+        one piece, of a leaf that is whole in both. And the params of which leaves stay
+        whole because nothing names the axes they are cut along.
     """
     by_param: dict[str, list[_Holder[_AnyLeaf]]] = {}
     for leaf in leaves:

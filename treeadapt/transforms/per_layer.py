@@ -72,8 +72,8 @@ def per_layer(tx: Any, stacks: Any) -> optax.GradientTransformationExtraArgs:
         and ``optax.chain``. Its state is a dict with the state of ``tx`` on the leaves
         of each stack, by key, and on those of no stack, under ``""`` (``"none"``, if
         the whole tree is one); for some layers of a stack the key says which:
-        ``blocks/{4..11}``. In it every leaf has an axis of layers: where the params
-        have it, if it holds an array for each, else the first. So a step count or a
+        ``blocks/{4..11}``. In it every leaf has an axis of layers: that of its
+        param, if it belongs to one, else the first. So a step count or a
         hyperparameter is there once a layer; ``tree_set`` fills it with one number.
         Extra arguments shaped like the params are divided into layers; all layers
         share the others. State and updates are sharded as the params, statistics along

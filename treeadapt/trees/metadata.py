@@ -78,13 +78,13 @@ class Snapshot:
         return hash(len(self.things))
 
     def is_current(self) -> bool:
-        """Return whether the values were the same whenever this was called."""
+        """Return whether no call of this has seen another value than at first."""
         if self._changing and not self._changed:
             self._changed = _read(self._changing)[0] != self._then
         return not self._changed
 
     def is_of(self, things: Sequence[Any]) -> bool:
-        """Return whether a snapshot of ``things`` would equal this one."""
+        """Return whether it is of just these objects, and none has changed."""
         return _same(things, self.things) and self.is_current()
 
 
