@@ -128,9 +128,9 @@ def relevant(source: Source, wanted: Wanted) -> Source:
     """Return what can be loaded, with the problems of the selected leaves alone."""
     if wanted.likes is None or not source.problems.texts or all(wanted.mask.values()):
         return source
-    leaves = {one: leaf for one, leaf in wanted.likes.items() if wanted.mask[one]}
+    leaves = {path: leaf for path, leaf in wanted.likes.items() if wanted.mask[path]}
     filled = source.kept | {*source.stored.table}
-    are_filled = all(one in filled or not is_array(it) for one, it in leaves.items())
+    are_filled = all(path in filled or not is_array(it) for path, it in leaves.items())
     problems = source.problems.about(leaves, are_filled=are_filled)
     return dataclasses.replace(source, problems=problems)
 
@@ -149,7 +149,7 @@ def decided(source: Source, wanted: Wanted) -> LoadReport:
     target, unexpected = wanted.likes or {}, list[str]()
     chosen = [yes and path not in source.kept for path, yes in wanted.mask.items()]
     leaves = source.stored.leaves
-    others = {one: leaf for one, leaf in leaves.items() if one not in target}
+    others = {path: leaf for path, leaf in leaves.items() if path not in target}
     with contextlib.suppress(SelectorError):  # it asks for classes; a file has none
         unexpected = chosen_paths(others, wanted.where, unused="ignore")
 

@@ -241,10 +241,10 @@ def located(name: AnyPath) -> tuple[AnyPath, str]:
         return name, kind
     names = checkpoints_in(name) if is_folder else []
     standard = [each for each in names if each.name in _STANDARD]
-    one, *others = standard or names or [name]
-    if one != name and not others:
-        one = name if one.is_dir() or one.name in _STANDARD[1:] else one
-        return one, format_of(one)
+    first, *others = standard or names or [name]
+    if first != name and not others:
+        chosen = name if first.is_dir() or first.name in _STANDARD[1:] else first
+        return chosen, format_of(chosen)
     problem, cure = "it holds several", proposal(name) if is_folder else ""
     if not is_folder:
         problem = f"it is not a {kind} file"
@@ -254,7 +254,7 @@ def located(name: AnyPath) -> tuple[AnyPath, str]:
             "readers differ in which they take"
         )
         cure = "Move away the one that is not meant, or name the other one."
-    elif one == name:
+    elif first == name:
         problem = "there is neither an Orbax checkpoint nor a .safetensors file in it"
     refuse(name, problem, cure)
 
@@ -264,10 +264,10 @@ def proposal(folder: AnyPath) -> str:
     steps = [step for step in folder.glob("[!.]*") if "-tmp" not in step.name]
     revisions = folder.glob("snapshots/[!.]*")  # as in the cache of Hugging Face
     folders = [folder, *steps, *revisions]
-    there = [one for each in folders for one in checkpoints_in(each)]
-    there += [one for kind in _ONLY_READ for one in folder.glob(f"[!.]*.{kind}")]
+    paths = [path for each in folders for path in checkpoints_in(each)]
+    paths += [path for kind in _ONLY_READ for path in folder.glob(f"[!.]*.{kind}")]
     inner = orbax_folder.METADATA
-    names = {str(one.parent if one.name == inner else one): None for one in there}
+    names = {str(x.parent if x.name == inner else x): None for x in paths}
     latest = sorted(names, key=lambda x: re.sub(r"\d+", lambda n: n[0].zfill(20), x))
     if latest:
         return f"It holds {listing(latest[::-1])}. Name one of them."

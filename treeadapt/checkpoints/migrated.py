@@ -180,24 +180,24 @@ def migrated(
     require_migration(migration)
     old = stored.without_boxes()
     with reported(stored.path, "read"):
-        source = {one: abstract_form(leaf) for one, leaf in old.table.items()}
+        source = {path: abstract_form(leaf) for path, leaf in old.table.items()}
     plan: Any
     plan, problems = migration.planned(source, likes)
     for path in plan.without_values(likes or {}):
         problems.add("abstract", listing([path]), paths=[path])
-    found = Source(old, lambda wanted: read_arrays(old, wanted))
+    result = Source(old, lambda wanted: read_arrays(old, wanted))
     for number, table in enumerate(plan.tables, 1):
         is_last = number == len(plan.tables)
-        known = likes or {}
+        targets = likes or {}
         if not is_last:
-            known = {} if problems.texts else plan.likes(number - 1)
+            targets = {} if problems.texts else plan.likes(number - 1)
         units = units_of(plan.tables[:number])
-        moving = _Moving(found, table, known, cast, units, is_last)
+        moving = _Moving(result, table, targets, cast, units, is_last)
         groups = {path: group for group in table.groups for path in group.filled}
-        found = Source(
-            moving.stored(), moving.read, moving.kept, problems, groups, before=found
+        result = Source(
+            moving.stored(), moving.read, moving.kept, problems, groups, before=result
         )
-    return dataclasses.replace(found, marks=unchecked_text(migration.rows))
+    return dataclasses.replace(result, marks=unchecked_text(migration.rows))
 
 
 def valueless(
@@ -303,7 +303,7 @@ class _Moving:
         return [
             group
             for plan, group in unit
-            if plan is self.plan and any(one in wanted for one in group.filled)
+            if plan is self.plan and any(path in wanted for path in group.filled)
         ]
 
     def _made(
@@ -321,7 +321,7 @@ class _Moving:
             yield from moved
             return
         table = self.old.stored.table
-        leaves = {one: restored(table[one], sources.pop(one)) for one in [*sources]}
+        leaves = {name: restored(table[name], sources.pop(name)) for name in [*sources]}
         is_on_devices = any(isinstance(leaf, jax.Array) for leaf in leaves.values())
         needs_likes = group.row.function or group.row.values.fills or is_on_devices
         likes = self.likes if needs_likes else {}
@@ -347,7 +347,7 @@ class _Moving:
         more, and of other formats, whole arrays.
         """
         made = moved_arrays(group, sources, self.likes)
-        arrays = {one: made[one] for one in paths}
+        arrays = {path: made[path] for path in paths}
         specs = map(self.plan.source.__getitem__, group.source_paths)
         if not all(map(is_divisible, specs)) or not arrays[paths[0]].divides:
             return None
@@ -357,12 +357,12 @@ class _Moving:
         # Of what fills an array, this process may have the shards of a target only.
         if is_read or group.row.values.fills:
             boxes = [
-                boxes_here(bound_sharding(self.likes.get(one)), array.shape)
-                for one, array in arrays.items()
+                boxes_here(bound_sharding(self.likes.get(path)), array.shape)
+                for path, array in arrays.items()
             ]
             is_worth = pays([*arrays.values()], boxes)
             if group.row.values.fills and not is_worth:  # read whole, and then cut
-                sources.update((one, np.asarray(it)) for one, it in sources.items())
+                sources.update((path, np.asarray(it)) for path, it in sources.items())
             if group.row.values.fills or is_worth:
                 return iter(arrays.items())
         boxes = [[whole(array.shape)] for array in arrays.values()]
@@ -404,7 +404,7 @@ class _Moving:
     def _origin(self, group: Group, number: int) -> Any:
         """Return what is equal for targets that would be one array."""
         table = self.old.stored.table
-        owners = tuple(table[one].owner or one for one in group.source_paths)
+        owners = tuple(table[path].owner or path for path in group.source_paths)
         if group.row.function is not None:
             return group.place, number, owners
         if group.move is None:

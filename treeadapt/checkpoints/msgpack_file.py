@@ -58,4 +58,4 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
         stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
-    return (stored.table[one].key for one in wanted)
+    return (stored.table[path].key for path in wanted)

@@ -79,8 +79,8 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[Any]:
         stored.path.open("rb") as content,
         np.load(content, allow_pickle=False) as file,
     ):
-        for one in wanted:
-            array = file[stored.table[one].key]
+        for path in wanted:
+            array = file[stored.table[path].key]
             if array.dtype == _BFLOAT16:
                 array = array.view(jnp.bfloat16)
             yield array.astype(array.dtype.newbyteorder("="), copy=False)

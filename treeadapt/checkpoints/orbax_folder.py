@@ -158,8 +158,8 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
 
     table = stored.table
     likes: dict[Any, Any] = {
-        table[one].key: table[one].array.update(sharding=sharding)
-        for one, sharding in wanted.items()
+        table[path].key: table[path].array.update(sharding=sharding)
+        for path, sharding in wanted.items()
     }
     folder = _folder(stored.path)
     with _checkpointer() as checkpointer:
@@ -174,7 +174,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         args = ocp.args.PyTreeRestore(item, restore_args=types)
         restored = checkpointer.restore(_absolute(folder), args=args)
     arrays: dict[Any, Any] = dict(jax.tree_util.tree_leaves_with_path(restored))
-    return [arrays[table[one].key] for one in wanted]
+    return [arrays[table[path].key] for path in wanted]
 
 
 def begin(path: Path) -> None:
@@ -200,7 +200,7 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
     import orbax.checkpoint as ocp
     from etils import epath
 
-    leaves = {one: arrays[leaf.owner or one] for one, leaf in table.items()}
+    leaves = {name: arrays[leaf.owner or name] for name, leaf in table.items()}
     empty = [name for name, leaf in leaves.items() if 0 in leaf.shape]
     if empty:
         raise CheckpointError(
@@ -269,8 +269,8 @@ def unescape_segment(text: str) -> str:
 
 def _folder(path: AnyPath) -> AnyPath:
     """Return the folder itself, or the only item of a step."""
-    one, *_ = checkpoints(path)
-    return path if one.name == METADATA else one
+    first, *_ = checkpoints(path)
+    return path if first.name == METADATA else first
 
 
 @contextlib.contextmanager

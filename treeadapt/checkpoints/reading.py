@@ -50,19 +50,18 @@ def read_arrays(stored: Stored, wanted: Mapping[str, Any]) -> Iterator[tuple[str
     if not wanted:
         return
     stored.require_arrays()
-    path = stored.path
-    with reported(path, "read"):
+    with reported(stored.path, "read"):
         reader = in_memory if stored.format == TREE else FORMATS[stored.format]
         arrays = reader.read(stored, wanted)
-        for one, array in zip(wanted, arrays, strict=True):
-            stated = stored.table[one].array
+        for path, array in zip(wanted, arrays, strict=True):
+            stated = stored.table[path].array
             if array.shape != stated.shape or array.dtype != stated.dtype:
                 refuse(
-                    path,
-                    f"its metadata says that {listing([one])} is {describe(stated)}, "
+                    stored.path,
+                    f"its metadata says that {listing([path])} is {describe(stated)}, "
                     f"and its content is {describe(array)}",
                 )
-            yield one, array
+            yield path, array
 
 
 def read_ahead(
@@ -84,40 +83,40 @@ def read_ahead(
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    path = stored.path
-    if not isinstance(path, RemotePath):
+    file = stored.path
+    if not isinstance(file, RemotePath):
         yield from pairs
         return
 
     def jobs() -> Iterator[tuple[str, Any, Sequence[Box]]]:
-        for one, array in pairs:
-            boxes = boxes_of(one, array) if boxes_of else [whole(array.shape)]
-            yield one, array, boxes if hasattr(array, "read") else []
+        for path, array in pairs:
+            boxes = boxes_of(path, array) if boxes_of else [whole(array.shape)]
+            yield path, array, boxes if hasattr(array, "read") else []
 
     def bytes_of(job: tuple[str, Any, Sequence[Box]]) -> int:
         shapes = map(lengths, job[2]) if job[2] else [job[1].shape]
         return sum(map(math.prod, shapes)) * int(job[1].dtype.itemsize)
 
-    max_bytes = path.store.max_bytes // 2
+    max_bytes = file.store.max_bytes // 2
     for batch in batches(jobs(), bytes_of, max_bytes):
-        with reported(path, "read"):
+        with reported(file, "read"):
             of_files = {
-                one: (array, boxes, [empty(lengths(box), array.dtype) for box in boxes])
-                for one, array, boxes in batch
+                path: (array, boxes, [empty(lengths(b), array.dtype) for b in boxes])
+                for path, array, boxes in batch
                 if isinstance(array, FileArray)
             }
             read_together(of_files.values(), max_bytes)
-            arrays = {one: new for one, (*_, new) in of_files.items()}
+            arrays = {path: new for path, (*_, new) in of_files.items()}
             later = [job for job in batch if job[2] and job[0] not in arrays]
             with ThreadPoolExecutor(REQUESTS) as pool:  # an error of one is of all
                 made = pool.map(lambda job: job[1].read(job[2]), later)
                 arrays |= {job[0]: new for job, new in zip(later, made, strict=True)}
         del of_files
-        for one, array, boxes in batch:
-            if one in arrays:
+        for path, array, boxes in batch:
+            if path in arrays:
                 shape, dtype = tuple(array.shape), array.dtype
-                array = ReadArray(shape, dtype, boxes, arrays.pop(one))
-            yield one, array
+                array = ReadArray(shape, dtype, boxes, arrays.pop(path))
+            yield path, array
             del array  # before the next leaves are read
 
 
@@ -135,7 +134,9 @@ def extra_bytes(
     """
     if not isinstance(stored.path, RemotePath) or stored.format != "safetensors":
         return 0
-    files = [(it, boxes_of(one, it)) for one, it in pairs if isinstance(it, FileArray)]
+    files = [
+        (it, boxes_of(path, it)) for path, it in pairs if isinstance(it, FileArray)
+    ]
     files.sort(key=lambda job: job[0].place)
     needed = sum(
         math.prod(lengths(box)) * array.dtype.itemsize

@@ -123,8 +123,8 @@ def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
         stored: what ``read_metadata`` returned.
         wanted: paths, in the order in which to give them.
     """
-    for one in wanted:
-        array = stored.table[one].key
+    for path in wanted:
+        array = stored.table[path].key
         assert isinstance(array, FileArray)
         yield array
 
@@ -182,7 +182,9 @@ def write_shards(
         is_last = number == len(shards)  # to the end, where a reader checks its file
         in_shard = dict(rest if is_last else itertools.islice(rest, num_leaves))
         table_of_shard = {
-            one: leaf for one, leaf in table.items() if (leaf.owner or one) in in_shard
+            name: leaf
+            for name, leaf in table.items()
+            if (leaf.owner or name) in in_shard
         }
         write(folder / file, in_shard, table_of_shard)
         files |= dict.fromkeys(in_shard, file)

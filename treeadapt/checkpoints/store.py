@@ -326,17 +326,17 @@ def _as_stored(source: Source, where: Any) -> Any:
     nested(leaves)  # which refuses some paths, before any array is read
     if source.stored.is_abstract:
         with reported(source.stored.path, "read"):
-            leaves = {one: restored_form(table[one]) for one in paths}
+            leaves = {path: restored_form(table[path]) for path in paths}
     else:
         ties: dict[str, list[str]] = {}
-        for one in paths:
-            ties.setdefault(table[one].owner or one, []).append(one)
+        for path in paths:
+            ties.setdefault(table[path].owner or path, []).append(path)
         tied = {names[0]: names for names in ties.values()}
         arrays = read_ahead(source.stored, source.read(dict.fromkeys(tied)))
-        for one, array in arrays:
+        for path, array in arrays:
             with reported(source.stored.path, "read"):
-                leaf = restored(table[one], array)
-            leaves |= dict.fromkeys(tied[one], leaf)
+                leaf = restored(table[path], array)
+            leaves |= dict.fromkeys(tied[path], leaf)
             del array, leaf  # before the next leaves are read
     return leaves[""] if [*leaves] == [""] else nested(leaves)
 
@@ -345,28 +345,28 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
     """Return a target with the leaves of these paths, each where the target's is."""
     likes, leaves, table = view.flat(), view.flat(), source.stored.table
     ties: dict[Any, list[str]] = {}
-    for one in paths:
-        key: Any = id(likes[one])
-        if isinstance(likes[one], jax.ShapeDtypeStruct):  # it may be tied, or not
-            key = tuple(getattr(likes[one], name, None) for name in _ALIKE)
-        ties.setdefault((table[one].owner or one, key), []).append(one)
+    for path in paths:
+        key: Any = id(likes[path])
+        if isinstance(likes[path], jax.ShapeDtypeStruct):  # it may be tied, or not
+            key = tuple(getattr(likes[path], name, None) for name in _ALIKE)
+        ties.setdefault((table[path].owner or path, key), []).append(path)
     tied = {names[0]: names for names in ties.values()}
-    places = {one: sharding_to_read(one, table[one], likes[one]) for one in tied}
+    places = {path: sharding_to_read(path, table[path], likes[path]) for path in tied}
     owners = set()
-    for one, array in read_ahead(
+    for path, array in read_ahead(
         source.stored,
         source.read(places),
-        lambda one, array: boxes_to_read(likes[one], array.shape),
+        lambda path, array: boxes_to_read(likes[path], array.shape),
     ):
-        owner = table[one].owner or one
-        is_own = source.stored.format == TREE and not isinstance(likes[one], np.ndarray)
+        owner, like = table[path].owner or path, likes[path]
+        is_own = source.stored.format == TREE and not isinstance(like, np.ndarray)
         # The target has two; or JAX may take its memory, which is the caller's.
         if (owner in owners or is_own) and isinstance(array, np.ndarray):
             array = array.copy()
         owners.add(owner)
         with reported(source.stored.path, "read"):
-            leaf = placed(one, array, likes[one])
-        leaves |= dict.fromkeys(tied[one], leaf)
+            leaf = placed(path, array, like)
+        leaves |= dict.fromkeys(tied[path], leaf)
         del array, leaf  # before the next leaves are read
     return view.replace(leaves)
 
@@ -416,7 +416,7 @@ def compare_checkpoint(
             extra = extra_bytes(
                 stored,
                 source.read(dict.fromkeys(report.restored)),
-                lambda one, array: boxes_to_read(likes[one], array.shape),
+                lambda name, array: boxes_to_read(likes[name], array.shape),
             )
     return dataclasses.replace(report, migration=place, extra_bytes=extra)
 
@@ -457,25 +457,25 @@ def copy(
         renamed = source_of(stored, migration, likes, cast=False)
         renamed.problems.raise_any()
     table = dict(renamed.stored.table)
-    wanted = {one: None for one, leaf in table.items() if not leaf.owner}
+    wanted = {name: None for name, leaf in table.items() if not leaf.owner}
 
     kept = sorted(renamed.kept, key=natural)
-    for one in kept:
-        leaf = original.table[one] if original else stored_form((likes or {})[one])
+    for name in kept:
+        leaf = original.table[name] if original else stored_form((likes or {})[name])
         assert leaf is not None
-        table[one] = dataclasses.replace(leaf, owner="")
+        table[name] = dataclasses.replace(leaf, owner="")
 
     def arrays() -> Iterator[tuple[str, Any]]:
         # So that nothing is put in place if another checkpoint came meanwhile.
         with watched(stored.path, stored.version):
-            for one, array in read_ahead(renamed.stored, renamed.read(wanted)):
-                progress(one)
+            for name, array in read_ahead(renamed.stored, renamed.read(wanted)):
+                progress(name)
                 (host,) = read_boxes(array, [whole(array.shape)])
-                yield one, np.asarray(host, order="C")
+                yield name, np.asarray(host, order="C")
                 del array, host  # before the next leaves are read
-        for one in kept:
-            progress(one)
-            yield one, np.asarray((likes or {})[one])
+        for name in kept:
+            progress(name)
+            yield name, np.asarray((likes or {})[name])
 
     write(path, arrays(), table, max_shard_bytes)
 

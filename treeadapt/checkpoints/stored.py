@@ -181,21 +181,23 @@ def marked(
             f"this release reads version {MARKS_VERSION}, so ties and Python numbers "
             "in it are not known"
         )
-    for other, one in marks["ties"].items():
-        if other in table or one not in table:
-            name, owner = listing([other]), f"{one!r:.60}"
-            seen = f"{name}, too" if one in table else f"no {owner}"
-            doubts.append(f"it ties {name} to {owner} but stores {seen}")
+    for tied, owner in marks["ties"].items():
+        if tied in table or owner not in table:
+            seen = f"{listing([tied])}, too" if owner in table else f"no {owner!r:.60}"
+            doubts.append(
+                f"it ties {listing([tied])} to {owner!r:.60} but stores {seen}"
+            )
         else:
-            marked_table[other] = dataclasses.replace(table[one], owner=one)
-    for one, kind in marks["kinds"].items():
-        leaf, name = marked_table.get(one), listing([one])
+            marked_table[tied] = dataclasses.replace(table[owner], owner=owner)
+    for name, kind in marks["kinds"].items():
+        leaf = marked_table.get(name)
         if leaf is None:
-            doubts.append(f"it says that {name} is a {kind!r:.60} but lacks it")
+            problem = f"it says that {listing([name])} is a {kind!r:.60} but lacks it"
+            doubts.append(problem)
         elif not _may_be(leaf.array, kind):
-            doubts.append(f"{name} in it is not a {kind!r:.60}")
+            doubts.append(f"{listing([name])} in it is not a {kind!r:.60}")
         else:
-            marked_table[one] = dataclasses.replace(leaf, kind=kind)
+            marked_table[name] = dataclasses.replace(leaf, kind=kind)
     text = str(marks.get("hash", ""))
     return Stored(path, marked_table, hash=text, doubts=tuple(doubts))
 

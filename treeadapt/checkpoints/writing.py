@@ -78,18 +78,18 @@ def _write_together(
             if is_first:
                 new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
                 orbax_folder.begin(new)
-            first, name = json.loads(told(json.dumps([entries, str(new)])))
-            different = {one for one, _ in entries.items() ^ first.items()}
+            first, folder = json.loads(told(json.dumps([entries, str(new)])))
+            different = {name for name, _ in entries.items() ^ first.items()}
             if different:
                 pairs = (
-                    f"{one!r} is {entries.get(one)}, of process 0 {first.get(one)}"
-                    for one in sorted(different)
+                    f"{name!r} is {entries.get(name)}, of process 0 {first.get(name)}"
+                    for name in sorted(different)
                 )
                 raise CheckpointError(
                     f"This process saves other leaves: {listing(pairs, write=str)}. "
                     "Save the same tree in all processes."
                 )
-            new = Path(name)
+            new = Path(folder)
             if not new.is_dir():
                 raise CheckpointError(
                     f"There is no folder {listing([str(new)])} here, which process 0 "
@@ -157,7 +157,7 @@ def _require_alone(file: Path) -> None:
     rivals = [index.name]
     if file.name == safetensors_file.WHOLE:
         rivals.append(orbax_folder.METADATA)
-    there = [one for one in checkpoints_in(folder) if one.name in rivals]
+    there = [path for path in checkpoints_in(folder) if path.name in rivals]
     if not there:
         return
     raise CheckpointError(

@@ -58,16 +58,16 @@ def compared_with(migration: Migration, source: Any, other: Any) -> DraftCheck:
     Raises:
         MigrationError: a side holds no numbers; the function raises.
     """
-    one = read_side(source, what="the source")
+    from_side = read_side(source, what="the source")
     if callable(other) and jax.tree_util.all_leaves([other]):
-        one, two = Conversion(source, one, other).called(0)
+        from_side, to_side = Conversion(source, from_side, other).called(0)
     else:
-        two = read_side(other, one.leaves, "the target")
-    if one.arrays is None or two.arrays is None:
+        to_side = read_side(other, from_side.leaves, "the target")
+    if from_side.arrays is None or to_side.arrays is None:
         text = "A check compares numbers: pass arrays on both sides, or a function."
         raise MigrationError(text)
-    leaves = {path: one.array(path) for path in one.leaves}
-    wanted = {path: two.array(path) for path in two.leaves}
+    leaves = {path: from_side.array(path) for path in from_side.leaves}
+    wanted = {path: to_side.array(path) for path in to_side.leaves}
     try:
         plan = migration.plan(leaves, wanted)
         made = migration(leaves, wanted)
@@ -97,11 +97,11 @@ def _differing(
             yield row.text, tuple(odd)
 
 
-def _agree(row: Row, one: Any, two: Any) -> bool:
-    if one.shape != two.shape or one.dtype != two.dtype:
+def _agree(row: Row, source: Any, target: Any) -> bool:
+    if source.shape != target.shape or source.dtype != target.dtype:
         return False
     if not (row.values.computes or row.values.cast):
-        return np.array_equal(as_bytes(one), as_bytes(two))
+        return np.array_equal(as_bytes(source), as_bytes(target))
     near = 1e-5 if not row.values.cast else 2.0**-7
-    a, b = (np.asarray(array, np.float64) for array in (one, two))
+    a, b = (np.asarray(array, np.float64) for array in (source, target))
     return bool(np.allclose(a, b, rtol=near, atol=1e-6))

@@ -72,19 +72,19 @@ def draft_migration(
         'h.{l}.q.weight : (h d) e' -> 'blocks/q : l e h d'
     """
     words = load_words(synonyms)
-    one = read_side(source, what="the source")
+    source_side = read_side(source, what="the source")
     notes: list[str] = []
-    conversion = None if convert is None else Conversion(source, one, convert)
+    conversion = None if convert is None else Conversion(source, source_side, convert)
     if conversion is not None:
         calls = [conversion.called(nth) for nth in (0, 1)]
         _require_same(calls[0][1], calls[1][1])
         if target is not None:
-            other = read_side(target, one.leaves, "the target")
+            other = read_side(target, source_side.leaves, "the target")
             notes += _compared(calls[0][1], other)
     elif target is None:
         raise MigrationError("Pass the target, or convert=, a function that gives it.")
     else:
-        calls = [(one, read_side(target, one.leaves, "the target"))]
+        calls = [(source_side, read_side(target, source_side.leaves, "the target"))]
     evidence = Evidence(calls)
     rows = _rows(evidence, words, notes)
     unread = []
@@ -97,12 +97,12 @@ def _is_live(row: DraftRow) -> bool:
     return row.is_live
 
 
-def _require_same(one: Side, two: Side) -> None:
+def _require_same(source: Side, target: Side) -> None:
     """Raise unless a function returns the same names and shapes for other numbers."""
     odd = [
         path
-        for path in dict.fromkeys([*one.leaves, *two.leaves])
-        if one.leaves.get(path) != two.leaves.get(path)
+        for path in dict.fromkeys([*source.leaves, *target.leaves])
+        if source.leaves.get(path) != target.leaves.get(path)
     ]
     if odd:
         raise MigrationError(
@@ -111,13 +111,13 @@ def _require_same(one: Side, two: Side) -> None:
         )
 
 
-def _compared(two: Side, target: Side) -> Iterator[str]:
+def _compared(result: Side, target: Side) -> Iterator[str]:
     """Say where what a function made is not like the target."""
-    gone = [path for path in target.leaves if path not in two.leaves]
-    more = [path for path in two.leaves if path not in target.leaves]
+    gone = [path for path in target.leaves if path not in result.leaves]
+    more = [path for path in result.leaves if path not in target.leaves]
     other = [
         path
-        for path, leaf in two.leaves.items()
+        for path, leaf in result.leaves.items()
         if path in target.leaves and target.leaves[path].shape != leaf.shape
     ]
     for text, paths in (
@@ -159,7 +159,7 @@ def _fitting(evidence: Evidence, rows: Sequence[DraftRow]) -> list[DraftRow]:
 
 def _by_names(evidence: Evidence, words: Words, notes: list[str]) -> list[DraftRow]:
     """Return one row for leaves that stay, and those that names and shapes propose."""
-    rows = _equal(evidence.one, evidence.two)
+    rows = _equal(evidence.source, evidence.target)
     return [*rows, *_proposed(evidence, words, rows, notes)]
 
 
@@ -212,14 +212,14 @@ def _may_be_scaled(row: DraftRow) -> bool:
     )
 
 
-def _equal(one: Side, two: Side) -> list[DraftRow]:
+def _equal(source: Side, target: Side) -> list[DraftRow]:
     """Return one row for leaves that have a path and a shape on both sides, or none.
 
     Of paths that differ in numbers only, as many on both sides and not the same, each
     may be one with another number. There is no row unless it has half of the leaves of
     a side: then one model became the other.
     """
-    ones, twos = by_template(one.leaves), by_template(two.leaves)
+    ones, twos = by_template(source.leaves), by_template(target.leaves)
     renumbered = {
         template
         for template, paths in ones.items()
@@ -227,9 +227,9 @@ def _equal(one: Side, two: Side) -> list[DraftRow]:
     }
     paths = [
         path
-        for path, leaf in one.leaves.items()
-        if two.leaves.get(path) == leaf and template_of(path) not in renumbered
+        for path, leaf in source.leaves.items()
+        if target.leaves.get(path) == leaf and template_of(path) not in renumbered
     ]
-    if not paths or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
+    if not paths or 2 * len(paths) < min(len(source.leaves), len(target.leaves)):
         return []
     return [rest(paths, "equal").marked("names")]

@@ -57,31 +57,39 @@ class Evidence:
 
     Attributes:
         calls: source and target, once, or twice with different numbers.
-        one: the source.
-        two: the target.
+        source: the leaves of one side, with their numbers if there are any.
+        target: those of the other side.
     """
 
     def __init__(self, calls: Sequence[tuple[Side, Side]]) -> None:
         self.calls = calls
-        self.one, self.two = calls[0]
+        self.source, self.target = calls[0]
 
     @property
     def has_numbers(self) -> bool:
         """Whether both sides hold arrays."""
-        return self.one.arrays is not None and self.two.arrays is not None
+        return self.source.arrays is not None and self.target.arrays is not None
 
     def left(self, rows: Iterable[DraftRow]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the leaves of both sides that no row has."""
         olds = {path for row in rows for path in row.source_paths}
         news = {path for row in rows for path in row.target_paths}
         return (
-            {path: leaf for path, leaf in self.one.leaves.items() if path not in olds},
-            {path: leaf for path, leaf in self.two.leaves.items() if path not in news},
+            {
+                path: leaf
+                for path, leaf in self.source.leaves.items()
+                if path not in olds
+            },
+            {
+                path: leaf
+                for path, leaf in self.target.leaves.items()
+                if path not in news
+            },
         )
 
     def rows(self) -> tuple[list[DraftRow], bool]:
         """Return the rows that numbers show; whether any are in common."""
-        ones, twos = [*self.one.leaves], [*self.two.leaves]
+        ones, twos = [*self.source.leaves], [*self.target.leaves]
         found = self._found(ones, twos)
         origins, first, constant = found[0]
         have_common = have_numbers_in_common(
@@ -135,7 +143,7 @@ class Evidence:
         return [*self._fitting(rows_of_links(olds, news, links), crops, changed)]
 
     def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
-        leaves = (self.one, self.two)[side].leaves
+        leaves = (self.source, self.target)[side].leaves
         return [
             leaf_of(path, tuple(b - a for a, b in crops[side, path]))
             if (side, path) in crops
@@ -165,7 +173,7 @@ class Evidence:
         return [
             find_origins(
                 [reading(0, nth, path) for path in ones],
-                [self.one.leaves[path].dtype for path in ones],
+                [self.source.leaves[path].dtype for path in ones],
                 {path: reading(1, nth, path) for path in twos},
             )
             for nth in range(len(self.calls))
@@ -181,7 +189,7 @@ class Evidence:
         return {
             path: known_in_all(
                 [origins[path] for origins in every],
-                is_wide=self.two.leaves[path].dtype.itemsize > 2,
+                is_wide=self.target.leaves[path].dtype.itemsize > 2,
             )
             for path in every[0]
             if all(path in origins for origins in every)
@@ -202,7 +210,7 @@ class Evidence:
         """Return what a row adds and cuts off; None if its leaves differ in it."""
         fields: dict[str, Any] = {}
         for side, name in enumerate(("cuts", "pads")):
-            leaves = (self.one, self.two)[side].leaves
+            leaves = (self.source, self.target)[side].leaves
             paths = (row.source_paths, row.target_paths)[side]
             every = {
                 tuple(
@@ -228,8 +236,8 @@ class Evidence:
         parts: dict[tuple[str, ...], list[Any]] = {}
         for pair in row.pairs:
             sources, targets = pair
-            olds = {str(np.dtype(self.one.leaves[path].dtype)) for path in sources}
-            news = {str(np.dtype(self.two.leaves[path].dtype)) for path in targets}
+            olds = {str(np.dtype(self.source.leaves[path].dtype)) for path in sources}
+            news = {str(np.dtype(self.target.leaves[path].dtype)) for path in targets}
             if len(olds) == len(news) == 1:
                 old, new = olds.pop(), news.pop()
                 parts.setdefault((old, new) if old != new else (), []).append(pair)
@@ -258,7 +266,7 @@ class Evidence:
         """Return the boxes of leaves that are in leaves of the other side."""
         crops: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
         for path in _floats(twos):
-            box = filled_box(self.two.array(path) != 0)
+            box = filled_box(self.target.array(path) != 0)
             if box and box != _whole(twos[path].shape):
                 crops[1, path] = box
         places: dict[str, list[np.ndarray]] = {}
@@ -308,11 +316,11 @@ class Evidence:
         self, nth: int, olds: Sequence[str], news: Sequence[str], crops: Crops
     ) -> tuple[float, float, dict[str, np.ndarray]] | None:
         """Return scale, offset, and the sources with the numbers of the same rank."""
-        one, two = self.calls[nth]
-        if sum(one.leaves[path].size for path in olds) > _MOST_NUMBERS:
+        source, target = self.calls[nth]
+        if sum(source.leaves[path].size for path in olds) > _MOST_NUMBERS:
             return None
-        sources = [one.array(path) for path in olds]
-        targets = [cropped(two.array(path), crops.get((1, path))) for path in news]
+        sources = [source.array(path) for path in olds]
+        targets = [cropped(target.array(path), crops.get((1, path))) for path in news]
         if sum(a.size for a in sources) != sum(a.size for a in targets):
             return None
         x, y = (np.concatenate([a.reshape(-1) for a in s]) for s in (sources, targets))
@@ -332,14 +340,14 @@ class Evidence:
         """Return whether a row fits the shapes of both sides."""
         kinds: dict[object, list[Any]] = {}
         for pair in row.pairs:  # those of equal shapes are alike
-            olds = tuple(map(self.one.leaves.get, pair[0]))
-            news = tuple(map(self.two.leaves.get, pair[1]))
+            olds = tuple(map(self.source.leaves.get, pair[0]))
+            news = tuple(map(self.target.leaves.get, pair[1]))
             kinds.setdefault((olds, news), []).append(pair)
         some = [
             pair for alike in kinds.values() for pair in (alike[0], *alike[1:][-1:])
         ]
-        source = {path: self.one.leaves[path] for paths, _ in some for path in paths}
-        target = {path: self.two.leaves[path] for _, paths in some for path in paths}
+        source = {path: self.source.leaves[path] for paths, _ in some for path in paths}
+        target = {path: self.target.leaves[path] for _, paths in some for path in paths}
         try:
             as_table(*written([canonical(row)])).plan(source, target)
         except MigrationError:
@@ -348,15 +356,15 @@ class Evidence:
 
     def gives(self, row: DraftRow) -> bool:
         """Return whether a row makes every number of its targets, in all calls."""
-        for one, two in self.calls:
-            source = {path: one.array(path) for path in row.source_paths}
-            target = {path: two.leaves[path] for path in row.target_paths}
+        for from_side, to_side in self.calls:
+            source = {path: from_side.array(path) for path in row.source_paths}
+            target = {path: to_side.leaves[path] for path in row.target_paths}
             try:
                 moved = as_table(*written([canonical(row)]))(source, target)
             except MigrationError:
                 return False
             for path in target:
-                wanted = two.array(path)
+                wanted = to_side.array(path)
                 if row.scale != 1:
                     is_equal = np.allclose(moved[path], wanted, rtol=1e-5, atol=1e-7)
                 else:
@@ -367,7 +375,7 @@ class Evidence:
 
     def tested(self, row: DraftRow) -> list[DraftRow]:
         """Return what numbers leave of a row that names propose."""
-        arrays = [self.two.array(path) for path in row.target_paths]
+        arrays = [self.target.array(path) for path in row.target_paths]
         if all(map(is_constant, arrays)):
             is_live = self.fits(row) and self.gives(row)
             row = row.marked("constant numbers") if is_live else row
@@ -413,15 +421,17 @@ class Evidence:
         rows = [*rows]
         proved = [row for row in rows if row.is_live and row.evidence == "values"]
         sizes = {
-            self.two.leaves[path].size for row in proved for path in row.target_paths
+            self.target.leaves[path].size for row in proved for path in row.target_paths
         }
-        sizes |= {self.one.leaves[p].size for row in proved for p in row.source_paths}
+        sizes |= {
+            self.source.leaves[p].size for row in proved for p in row.source_paths
+        }
         alike: dict[object, list[str]] = {}
         keys: dict[object, object] = {}
-        dtypes = (self.two.leaves[row.target_paths[0]].dtype for row in proved)
+        dtypes = (self.target.leaves[row.target_paths[0]].dtype for row in proved)
         for dtype in dict.fromkeys(dtypes):
-            for path, leaf in self.one.leaves.items():
-                same = leaf.size in sizes and contents([self.one.array(path)], dtype)
+            for path, leaf in self.source.leaves.items():
+                same = leaf.size in sizes and contents([self.source.array(path)], dtype)
                 if same:
                     keys[dtype, path] = dtype, same
                     alike.setdefault((dtype, same), []).append(path)
@@ -429,7 +439,7 @@ class Evidence:
             if not (row.is_live and row.evidence == "values"):
                 yield row
                 continue
-            dtype = self.two.leaves[row.target_paths[0]].dtype
+            dtype = self.target.leaves[row.target_paths[0]].dtype
             own = dict.fromkeys(row.source_paths)
             every = dict.fromkeys(keys.get((dtype, path)) for path in own)
             there = itertools.chain(*(alike.get(key, ()) for key in every))
@@ -437,26 +447,32 @@ class Evidence:
             if others:
                 names = listing(fold(others), limit=3)
                 row = row.marked(EQUAL, f"these have the same numbers: {names}")
-            if all(is_symmetric(self.one.array(path)) for path in own):
+            if all(is_symmetric(self.source.array(path)) for path in own):
                 row = row.marked("order of axes", "the arrays are symmetric")
             yield row
 
     def are_reordered(self, rows: Sequence[DraftRow]) -> bool:
         """Return whether leaves, or those of a row, have their numbers elsewhere."""
-        dtypes = {leaf.dtype for leaf in self.two.leaves.values()}
+        dtypes = {leaf.dtype for leaf in self.target.leaves.values()}
         rows = [row for row in rows if not row.is_live]
-        old = [*([path] for path in self.one.leaves), *(r.source_paths for r in rows)]
-        new = [*([path] for path in self.two.leaves), *(r.target_paths for r in rows)]
+        old = [
+            *([path] for path in self.source.leaves),
+            *(r.source_paths for r in rows),
+        ]
+        new = [
+            *([path] for path in self.target.leaves),
+            *(r.target_paths for r in rows),
+        ]
         there = {
-            (dtype, contents([self.one.array(path) for path in paths], dtype))
+            (dtype, contents([self.source.array(path) for path in paths], dtype))
             for paths in old
             for dtype in dtypes
         }
         return any(
             (dtype, own) in there
             for paths in new
-            for dtype in {self.two.leaves[path].dtype for path in paths}
-            if (own := contents([self.two.array(path) for path in paths], dtype))
+            for dtype in {self.target.leaves[path].dtype for path in paths}
+            if (own := contents([self.target.array(path) for path in paths], dtype))
         )
 
 

@@ -125,7 +125,7 @@ def _parted(
 
 
 def finer_families(
-    one: tuple[Sequence[Family], Set[int]], two: tuple[Sequence[Family], Set[int]]
+    source: tuple[Sequence[Family], Set[int]], target: tuple[Sequence[Family], Set[int]]
 ) -> tuple[list[Family], list[Family]] | None:
     """Divide families without a partner, so that some may get one.
 
@@ -133,14 +133,14 @@ def finer_families(
     these, and what is left of whole blocks is a family of its own.
 
     Args:
-        one: families of the source, and the numbers of those without a partner.
-        two: the same of the target.
+        source: families of the source, and the numbers of those without a partner.
+        target: the same of the target.
 
     Returns:
         The families of both sides; None if nothing could get a partner so.
     """
-    sides = [[*one[0]], [*two[0]]]
-    left = one[1], two[1]
+    sides = [[*source[0]], [*target[0]]]
+    left = source[1], target[1]
     for side, way in itertools.product((0, 1), (_in_blocks, _slices)):
         others = [sides[1 - side][number] for number in sorted(left[1 - side])]
         finer: list[Family] = []
@@ -286,17 +286,17 @@ def place_of(family: Family, dims: Sequence[tuple[int, ...]]) -> DraftAddress:
 
 
 def grouped_paths(
-    one: Family, two: Family, layout: AxisOrder
+    source: Family, target: Family, layout: AxisOrder
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yield the leaves that move together, by the numbers that both paths have."""
-    slots = layout.source[: len(one.counts)], layout.target[: len(two.counts)]
+    slots = layout.source[: len(source.counts)], layout.target[: len(target.counts)]
     shared = [
         (a, slots[1].index(atoms))
         for a, atoms in enumerate(slots[0])
         if atoms in slots[1]
     ]
     groups: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for side, family in enumerate((one, two)):
+    for side, family in enumerate((source, target)):
         numbers = itertools.product(*map(range, family.counts))
         for path, values in zip(family.paths, numbers, strict=True):
             groups[tuple(values[pair[side]] for pair in shared)][side].append(path)

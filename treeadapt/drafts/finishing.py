@@ -36,11 +36,11 @@ def rest(paths: Iterable[str], evidence: str) -> DraftRow:
     return DraftRow((), (), {}, pairs, evidence, is_rest=True)
 
 
-def _collapsed(rows: Sequence[DraftRow], one: Side, two: Side) -> list[DraftRow]:
+def _collapsed(rows: Sequence[DraftRow], source: Side, target: Side) -> list[DraftRow]:
     """Return rows with one for all leaves that stay as they are, if most do."""
     staying = [row for row in rows if _stays(row)]
     paths = [path for row in staying for path in row.source_paths]
-    if len(staying) < 2 or 2 * len(paths) < min(len(one.leaves), len(two.leaves)):
+    if len(staying) < 2 or 2 * len(paths) < min(len(source.leaves), len(target.leaves)):
         return [*rows]
     return [*(row for row in rows if not _stays(row)), rest(paths, "values")]
 
@@ -73,8 +73,8 @@ def finished(
         unread: leaves of the source that a function does not depend on.
         notes: what is known already.
     """
-    one, two = evidence.one, evidence.two
-    place = {path: number for number, path in enumerate(one.leaves)}
+    source, target = evidence.source, evidence.target
+    place = {path: number for number, path in enumerate(source.leaves)}
     rows = [
         row.marked("sizes", "which of two equal sizes is in [sizes]")
         if is_guess(row)
@@ -82,36 +82,36 @@ def finished(
         for row in map(canonical, rows)
     ]
     rows = sorted(
-        _collapsed(rows, one, two),
+        _collapsed(rows, source, target),
         key=lambda row: min(place[path] for path in row.source_paths),
     )
     live, refuted = (
         merged([row for row in rows if row.is_live == is_live])
         for is_live in (True, False)
     )
-    united = [_bare(row, one, two) for row in live]
+    united = [_bare(row, source, target) for row in live]
     texts, sizes = written(_in_order(united))
-    texts = apart(texts, [*one.leaves])
+    texts = apart(texts, [*source.leaves])
     texts, sizes = with_first_layers(texts, sizes)
     texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
     migration = as_table(texts, sizes)
-    pairs = _pairs(migration, united, one, two)
+    pairs = _pairs(migration, united, source, target)
     filled = {path for targets in pairs.values() for path in targets}
     doubtful = {
         path for each in texts if each.row.checks for path in each.row.source_paths
     }
-    missing = tuple(path for path in two.leaves if path not in filled)
+    missing = tuple(path for path in target.leaves if path not in filled)
     gone = {*pairs, *unread}
-    unexpected = tuple(path for path in one.leaves if path not in gone)
-    shared = _sharing(one, two, unexpected, missing)
-    few = len(pairs) * 2 < len(one.leaves) and len(filled) * 2 < len(two.leaves)
+    unexpected = tuple(path for path in source.leaves if path not in gone)
+    shared = _sharing(source, target, unexpected, missing)
+    few = len(pairs) * 2 < len(source.leaves) and len(filled) * 2 < len(target.leaves)
     if few and not shared and NO_ROW not in notes:
         notes.append(_FEW_PAIRS)
-    notes += _size_notes(united, one, two)
+    notes += _size_notes(united, source, target)
     return MigrationDraft(
         migration,
-        {path: tuple(pairs[path]) for path in one.leaves if path in pairs},
-        tuple(path for path in one.leaves if path in doubtful),
+        {path: tuple(pairs[path]) for path in source.leaves if path in pairs},
+        tuple(path for path in source.leaves if path in doubtful),
         missing,
         unexpected,
         tuple(notes),
@@ -123,13 +123,13 @@ def finished(
 
 
 def _sharing(
-    one: Side, two: Side, unexpected: Sequence[str], missing: Sequence[str]
+    from_side: Side, to_side: Side, unexpected: Sequence[str], missing: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return which leaves without a partner have numbers in common, by target."""
     shared: dict[str, dict[str, None]] = {}
-    # A number that is on one side several times is looked up from there.
+    # A number that is on from_side side several times is looked up from there.
     for (a, sources), (b, targets) in itertools.permutations(
-        ((one, unexpected), (two, missing))
+        ((from_side, unexpected), (to_side, missing))
     ):
         if a.arrays is None or b.arrays is None:
             return {}
@@ -144,17 +144,17 @@ def _sharing(
         )
         varied = {path: own for path, own in origins.items() if not constant[path]}
         for link in find_links(olds, news, varied):
-            source, target = link.ends if a is one else link.ends[::-1]
+            source, target = link.ends if a is from_side else link.ends[::-1]
             shared.setdefault(target.path, {})[source.path] = None
     return {path: tuple(shared[path]) for path in missing if path in shared}
 
 
 def _pairs(
-    migration: Migration, rows: Sequence[DraftRow], one: Side, two: Side
+    migration: Migration, rows: Sequence[DraftRow], from_side: Side, to_side: Side
 ) -> dict[str, dict[str, None]]:
     """Return where each leaf of the source goes, by the plan of the table."""
-    source = {path: one.leaves[path] for row in rows for path in row.source_paths}
-    target = {path: two.leaves[path] for row in rows for path in row.target_paths}
+    source = {path: from_side.leaves[path] for row in rows for path in row.source_paths}
+    target = {path: to_side.leaves[path] for row in rows for path in row.target_paths}
     plan, _ = migration.planned(source, target)
     pairs: dict[str, dict[str, None]] = {}
     for group in plan.groups:
@@ -163,9 +163,12 @@ def _pairs(
     return pairs
 
 
-def _size_notes(rows: Sequence[DraftRow], one: Side, two: Side) -> Iterator[str]:
+def _size_notes(rows: Sequence[DraftRow], source: Side, target: Side) -> Iterator[str]:
     sizes = {
-        n for side in (one, two) for leaf in side.leaves.values() for n in leaf.shape
+        n
+        for side in (source, target)
+        for leaf in side.leaves.values()
+        for n in leaf.shape
     }
     by_values = any(row.evidence == "values" and not row.is_rest for row in rows)
     if by_values and len(sizes - {1}) < 4:
@@ -186,9 +189,9 @@ def _size_notes(rows: Sequence[DraftRow], one: Side, two: Side) -> Iterator[str]
         )
 
 
-def _bare(row: DraftRow, one: Side, two: Side) -> DraftRow:
+def _bare(row: DraftRow, source: Side, target: Side) -> DraftRow:
     """Return a row without the lists of texts that nothing else would match."""
-    if len(row.places) != 2 or len(one.leaves) + len(two.leaves) > _MANY_LEAVES:
+    if len(row.places) != 2 or len(source.leaves) + len(target.leaves) > _MANY_LEAVES:
         return row
     for atom in sorted(row.sizes):
         holes = [
@@ -207,8 +210,8 @@ def _bare(row: DraftRow, one: Side, two: Side) -> DraftRow:
         (text,), _ = written([tried])
         there = text.read
         back = there.reversed()
-        takes = [path for path in one.leaves if there.takes(path)]
-        gives = [path for path in two.leaves if back.takes(path)]
+        takes = [path for path in source.leaves if there.takes(path)]
+        gives = [path for path in target.leaves if back.takes(path)]
         if {*takes} == {*row.source_paths} and {*gives} == {*row.target_paths}:
             row = tried
     return row

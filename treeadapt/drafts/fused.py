@@ -43,8 +43,8 @@ class Fusion:
     def row(self, turning: Turning) -> DraftRow:
         """Return the row of the likeliest way."""
         texts = self.parts[0].text, self.whole.text
-        one, two = texts if self.is_source else texts[::-1]
-        best = turning.likeliest([layout for layout, _ in self.ways], one, two)
+        source, target = texts if self.is_source else texts[::-1]
+        best = turning.likeliest([layout for layout, _ in self.ways], source, target)
         row = next(row for layout, row in self.ways if layout is best)
         checks = ["names", *["order of axes"] * (len(self.ways) > 1)]
         checks += ["order within an axis"] * best.is_split

@@ -250,24 +250,24 @@ class _Assignment:
 
     def row(self, i: int, j: int, turning: Turning) -> DraftRow:
         """Return the row of a pair, in the likeliest order of axes."""
-        one, two = self._ones[i], self._twos[j]
+        source, target = self._ones[i], self._twos[j]
         orders = self._orders[i, j]
-        order = turning.likeliest(orders, one.text, two.text)
+        order = turning.likeliest(orders, source.text, target.text)
         checks = ["names"]
         if len(orders) > 1:
             checks.append("order of axes")
         if order.is_split:
             checks.append("order within an axis")
-        rivals = [b for b in self._sizes[two.size][1] if (i, b) in self._orders]
+        rivals = [b for b in self._sizes[target.size][1] if (i, b) in self._orders]
         rivals.sort(key=lambda b: (b != j, -self._scores[i, b]))
         near = [self._twos[b].text for b in rivals[: 1 + _MOST_NAMED]]
         note = f"{near[0]}, or {', '.join(near[1:])}" if near[1:] else ""
-        dtypes = str(one.dtype), str(two.dtype)
+        dtypes = str(source.dtype), str(target.dtype)
         return DraftRow(
-            (place_of(one, order.source),),
-            (place_of(two, order.target),),
+            (place_of(source, order.source),),
+            (place_of(target, order.target),),
             dict(order.sizes),
-            tuple(grouped_paths(one, two, order)),
+            tuple(grouped_paths(source, target, order)),
             "shapes",
             tuple(checks),
             (note,) if note else (),

@@ -90,8 +90,8 @@ class AxisOrder:
         usual = [places]
         if is_turned and len(places) > 1:
             out, into, *window = places
-            *rest, one, two = places
-            usual = [[*window, into, out], [two, one, *rest], [*rest, two, one]]
+            *rest, second, last = places
+            usual = [[*window, into, out], [last, second, *rest], [*rest, last, second]]
         return min(
             sum(a != b for a, b in zip(self.perm, each, strict=True)) for each in usual
         )
@@ -103,23 +103,25 @@ class Turning:
     def __init__(self, proofs: Iterable[tuple[str, str, bool]]) -> None:
         """Take a source, a target, and whether it is turned, of each such pair."""
         self._votes: dict[object, Counter[bool]] = defaultdict(Counter)
-        for one, two, is_turned in proofs:
-            for key in _ends(one, two):
+        for source, target, is_turned in proofs:
+            for key in _ends(source, target):
                 self._votes[key][is_turned] += 1
 
-    def likeliest(self, orders: Iterable[AxisOrder], one: str, two: str) -> AxisOrder:
+    def likeliest(
+        self, orders: Iterable[AxisOrder], source: str, target: str
+    ) -> AxisOrder:
         """Return the order of a pair with axes where models usually have them."""
-        is_turned = _ends(one, two)[0] in _TURNED
-        for key in reversed(_ends(one, two)):
+        is_turned = _ends(source, target)[0] in _TURNED
+        for key in reversed(_ends(source, target)):
             votes = self._votes.get(key, Counter())
             if votes[True] != votes[False]:
                 is_turned = votes[True] > votes[False]
         return min(orders, key=lambda order: order.distance(is_turned=is_turned))
 
 
-def _ends(one: str, two: str) -> list[object]:
+def _ends(source: str, target: str) -> list[object]:
     """Return what matrices may have in common, the nearest first."""
-    first, last = ("".join(plain_words(text)[-1:]) for text in (one, two))
+    first, last = ("".join(plain_words(text)[-1:]) for text in (source, target))
     return [(first, last), (0, first), (1, last), None]
 
 
@@ -157,10 +159,10 @@ def _layouts(
     target_slots: int,
 ) -> tuple[AxisOrder, ...]:
     kept: dict[int, int] = {}  # numbers of the source, and of the target
-    for one in range(source_slots):
-        for two in range(target_slots):
-            if source[one] == target[two] and two not in kept.values():
-                kept[one] = two
+    for place in range(source_slots):
+        for other in range(target_slots):
+            if source[place] == target[other] and other not in kept.values():
+                kept[place] = other
                 break
     ones = [i for i, n in enumerate(source) if n != 1 and i not in kept]
     twos = [i for i, n in enumerate(target) if n != 1 and i not in kept.values()]
@@ -229,11 +231,11 @@ def _groups(
 ) -> Iterator[tuple[Dims, Dims]]:
     """Yield what the first of some dims may be with; one of both has one dim."""
     first, *left = ones
-    yield from (((first,), (two,)) for two in twos)
+    yield from (((first,), (target,)) for target in twos)
     for count in range(2, most + 1):
         yield from (((first,), many) for many in itertools.combinations(twos, count))
         for many in itertools.combinations(left, count - 1):
-            yield from (((first, *many), (two,)) for two in twos)
+            yield from (((first, *many), (target,)) for target in twos)
 
 
 def _product(sizes: Sequence[int], dims: Dims) -> int:

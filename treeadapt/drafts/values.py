@@ -150,8 +150,8 @@ def _reread(
     new = {path: read(leaf) for path, leaf in leaves.items()}
 
     def ends(link: Link) -> tuple[NumberedLeaf, NumberedLeaf]:
-        one, two = link.ends
-        return (new[one.path], two) if side == 0 else (one, new[two.path])
+        source, target = link.ends
+        return (new[source.path], target) if side == 0 else (source, new[target.path])
 
     return [[Link(ends(link), link.flats) for link in each] for each in pool]
 
@@ -305,7 +305,9 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
         return rows
     shapes: dict[object, list[Sequence[Link]]] = {}  # apart, some may follow one
     for component in pool:
-        key = frozenset((a.shape, b.shape) for a, b in (one.ends for one in component))
+        key = frozenset(
+            (a.shape, b.shape) for a, b in (link.ends for link in component)
+        )
         shapes.setdefault(key, []).append(component)
     if len(shapes) == 1:
         return []
@@ -420,8 +422,8 @@ class _Pool:
         templates = {end for pair in equal for end in enumerate(pair)}
         classes: dict[object, dict[tuple[int, Pattern], list[int]]] = {}
         for node, root in roots_of(
-            ((0, one, int(a)), (1, two, int(b)))
-            for (one, two), same in equal.items()
+            ((0, source, int(a)), (1, target, int(b)))
+            for (source, target), same in equal.items()
             for a, b in np.argwhere(same)
         ).items():
             if len(seen[node]) > 1:
