@@ -29,9 +29,6 @@ PAGES = {
     if "_build" not in file.parts
 }
 
-#: Ten minutes of reading, as ``wc -w`` counts: tables and code included.
-MAX_WORDS = 2_500
-
 FENCE = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^]]*\]\(([^)\s]+)\)")
@@ -107,11 +104,6 @@ def test_the_navigation_is_short_groups_with_captions():
         if name == "index.md":
             assert any(line.startswith(":caption: ") for line in options)
         assert 2 <= len(entries) <= 8, entries
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_no_page_takes_longer_than_ten_minutes_to_read(name):
-    assert len(PAGES[name].split()) <= MAX_WORDS
 
 
 def test_every_law_of_the_design_has_a_test_of_its_number():
