@@ -432,6 +432,20 @@ def test_then_takes_tables_and_chains_and_is_associative():
         broken.to_toml()
 
 
+def test_a_plan_of_a_chain_is_that_of_its_tables_and_of_the_whole():
+    chain = ta.Migration({"w": "v", "b": None}).then(
+        ta.Migration({"v : e": "u : e"}, new={"z": "zeros"})
+    )
+    leaves = {"w": np.ones(3), "b": np.ones(2)}
+    plan = chain.plan(leaves, {"u": np.ones(3), "z": np.ones(2)})
+    assert (plan.dropped, plan.new, plan.repeatable) == (("b",), {"z": "zeros"}, False)
+    assert plan.result.keys() == {"u", "z"}
+    for number, table in enumerate(plan.tables, 1):
+        assert f"table {number} of 2\n{table!r}" in repr(plan)
+    same = ta.Migration({"w : a b": "w : b a"}, sizes={"a": 3, "b": 3})
+    assert same.then(same).plan({"w": np.ones((3, 3))}).repeatable
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

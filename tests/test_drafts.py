@@ -611,6 +611,21 @@ def test_a_function_that_computes_has_no_row():
     assert (draft.unexpected, draft.missing) == (("a.w",), ("a/w",))
 
 
+def test_what_a_function_makes_is_compared_with_a_target():
+    source = {f"h.{i}": np.zeros((5, 7), np.float32) for i in (0, 1)}
+    target = {"h/0": np.zeros((7, 5)), "h/1": np.zeros((7, 6)), "h/2": np.zeros(3)}
+    draft = ta.draft_migration(
+        source,
+        target,
+        convert=lambda w: {"h/0": w["h.0"].T, "h/1": w["h.1"].T, "x": w["h.0"]},
+    )
+    assert draft.notes[:3] == (
+        "1 leaf not made by the function: 'h/2'.",
+        "1 leaf not in the target: 'x'.",
+        "1 leaf of another shape in the target: 'h/1'.",
+    )
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_a_function_that_casts_shows_what_it_moves(dtype):
     layers = [f"h.{i}" for i in range(3)]

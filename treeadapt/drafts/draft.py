@@ -121,13 +121,13 @@ def _compared(result: Side, target: Side) -> Iterator[str]:
         if path in target.leaves and target.leaves[path].shape != leaf.shape
     ]
     for text, paths in (
-        ("the function does not make", gone),
-        ("the target lacks", more),
-        ("have another shape in the target", other),
+        ("not made by the function", gone),
+        ("not in the target", more),
+        ("of another shape in the target", other),
     ):
         if paths:
             names = listing(fold(paths), limit=4)
-            yield f"{plural(len(paths), 'leaf')} that {text}: {names}."
+            yield f"{plural(len(paths), 'leaf')} {text}: {names}."
 
 
 def _rows(evidence: Evidence, words: Words, notes: list[str]) -> list[DraftRow]:

@@ -153,11 +153,6 @@ class ChainPlan:
         return self.tables[0].source
 
     @property
-    def static(self) -> tuple[str, ...]:
-        """Paths of leaves that are not numbers, which are not in the result."""
-        return self.tables[0].static
-
-    @property
     def result(self) -> dict[str, Any]:
         """Shape and dtype of each leaf of the result; None where a function decides."""
         return self.tables[-1].result
@@ -167,24 +162,10 @@ class ChainPlan:
         """Paths that the last table adds, and what fills them."""
         return self.tables[-1].new
 
-    @property
-    def added(self) -> Mapping[str, Any]:
-        """Shapes and dtypes of these leaves."""
-        return self.tables[-1].added
-
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
         """The rows of all tables."""
         return tuple(itertools.chain(*(plan.rows for plan in self.tables)))
-
-    @functools.cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """Leaves that move together, of all tables."""
-        return tuple(
-            dataclasses.replace(group, place=start + group.place)
-            for start, plan in self._numbered
-            for group in plan.groups
-        )
 
     @property
     def dropped(self) -> tuple[str, ...]:
