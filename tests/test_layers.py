@@ -97,6 +97,7 @@ TESTS_IN_ROOMS = {
     "test_slices.py": "which bytes are read, and parts of boxes",
     "test_stacks_properties.py": "names of layers there and back, of any number",
     "test_state.py": "all places of a name in a state, and the table of fields",
+    "test_torch_files.py": "limits made small, and arrays read in small blocks",
     "test_untrusted.py": "limits, compared with the policy and made small",
 }
 PROGRAM_IMPORTS = re.compile(r"^ *(?:from|import) (treeadapt(?:\.\w+)+)", re.MULTILINE)

@@ -28,6 +28,8 @@ from treeadapt.checkpoints import (
     safetensors_file,
     schema_file,
     stored,
+    torch_file,
+    torch_pickle,
 )
 from treeadapt.migrations import files as migration_files
 from treeadapt.migrations import groups
@@ -292,6 +294,14 @@ def test_the_policy_states_the_caps_as_they_are():
         "axes of an array in a checkpoint": stored.MAX_RANK,
         "bytes of a schema": schema_file.MAX_BYTES,
         "bytes of a safetensors header": safetensors_file._MAX_HEADER_BYTES,
+        "bytes of a pickle of PyTorch": torch_file._MAX_PICKLE_BYTES,
+        "opcodes of a pickle of PyTorch": torch_pickle._MAX_OPCODES,
+        "levels of tables in a file of PyTorch": torch_file._MAX_LEVELS,
+        "characters of all names in a file of PyTorch": torch_file._MAX_NAMES,
+        "times the bytes of a file of PyTorch that its tensors take": (
+            torch_file._MAX_TIMES
+        ),
+        "bytes that they take beyond that": torch_file._MAX_MORE_BYTES,
         "bytes of an Orbax metadata file": orbax_folder._MAX_METADATA_BYTES,
         "levels of a tree": flatten.MAX_DEPTH,
         "bytes of a message": errors.MAX_MESSAGE_BYTES,

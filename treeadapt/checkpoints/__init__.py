@@ -6,6 +6,7 @@ new names of a migration, ``deciding`` and ``load_report`` compare it with a tar
 ``reading`` gives arrays, and ``leaves`` turns them into leaves. ``writing`` makes new
 checkpoints, which ``replacing`` puts in place. ``stored`` is what the formats share,
 and each format has a file: ``safetensors_file``, ``orbax_folder`` and ``schema_file``,
-and ``npz_file`` and ``msgpack_file``, which only read. Readers and writers are those of
-the libraries, imported only when a file asks for them.
+and ``npz_file``, ``msgpack_file`` and ``torch_file``, which only read. Readers and
+writers are those of the libraries, imported only when a file asks for them;
+``shard_index``, ``torch_pickle`` and ``strided_array`` are what the others read with.
 """

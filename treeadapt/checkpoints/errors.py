@@ -14,11 +14,7 @@ from treeadapt.data_files import one_line
 from treeadapt.errors import CheckpointError, TreeAdaptError
 from treeadapt.names import listing
 
-# What to do with files that torch.save wrote.
-UNPICKLED = (
-    "A pickle of PyTorch can run code; there, save_pretrained, or "
-    "safetensors.torch.save_model, writes .safetensors."
-)
+AGAIN = "Download or copy it again."  # what is not whole
 
 
 def named_path(path: Any) -> Path:

@@ -24,9 +24,11 @@ from treeadapt.checkpoints import (
     orbax_folder,
     safetensors_file,
     schema_file,
+    torch_file,
 )
-from treeadapt.checkpoints.errors import UNPICKLED, refuse
+from treeadapt.checkpoints.errors import AGAIN, refuse
 from treeadapt.checkpoints.remote import HEAD_BYTES, AnyPath, RemotePath, read_range
+from treeadapt.checkpoints.shard_index import ending_of_shards
 from treeadapt.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
@@ -35,6 +37,7 @@ FORMATS: Mapping[str, ModuleType] = {
     "msgpack": msgpack_file,
     "orbax": orbax_folder,
     "schema": schema_file,
+    "torch": torch_file,
 }
 #: Ending of a file that is not read here -> what reads it.
 _READERS = {
@@ -43,8 +46,10 @@ _READERS = {
     "keras": "keras.saving.load_model",
     "npy": "numpy.load",
 }
-_PICKLES = ("bin", "ckpt", "pt", "pth")
 _ONLY_READ = ("npz", "msgpack")
+_ENDINGS = ("safetensors", *_ONLY_READ, *torch_file.ENDINGS, "orbax")
+_ARCHIVES = ("npz", "torch")  # which say what they are, whatever their name does
+_OF_SHARDS = {safetensors_file.ENDING: "safetensors", torch_file.ENDINGS[0]: "torch"}
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = re.compile(rb"\s*<(!doctype\s|html|\?xml)", re.IGNORECASE)
 # A map of MessagePack that has something in it, of which the first key is a text.
@@ -53,7 +58,11 @@ _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # on the Hugging Face Hub
 # Of a manager of Orbax, or of Flax; not of a step that is being written.
 _STEP = re.compile(r"((?!.*orbax-checkpoint-tmp)(?:[^.].*[_-])?)([0-9]{1,18})")
 _COMMITTED = "commit_success.txt"
-_STANDARD = (safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA)
+_STANDARD = (
+    *(safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA),
+    *(torch_file.WHOLE, torch_file.INDEX),
+)
+_FOLDERS = (safetensors_file.INDEX, orbax_folder.METADATA)  # named by their folder
 
 
 def near_name(name: Path) -> str:
@@ -65,7 +74,7 @@ def near_name(name: Path) -> str:
         hub = hub_hint(str(name))
         return f" There is no folder {listing([str(folder)])}.{hub}"
     with contextlib.suppress(OSError):
-        endings = (*(f".{kind}" for kind in FORMATS), schema_file.ENDING)
+        endings = (*(f".{ending}" for ending in _ENDINGS), schema_file.ENDING)
         entries = folder.iterdir()
         names = [x.name for x in entries if x.is_dir() or x.name.endswith(endings)]
         same = [x for x in names if x.partition(".")[0] == name.name.partition(".")[0]]
@@ -83,7 +92,7 @@ def hub_hint(text: str) -> str:
         >>> hub_hint("run/1/model")
         ''
     """
-    if not _MODEL.fullmatch(text) or Path(text).suffix.removeprefix(".") in FORMATS:
+    if not _MODEL.fullmatch(text) or Path(text).suffix.removeprefix(".") in _ENDINGS:
         return ""
     return (
         " If that is a model of the Hugging Face Hub, nothing is downloaded here: run "
@@ -113,38 +122,45 @@ def format_of(
     ending = name.suffix.removeprefix(".").lower()
     if name.name.lower().endswith(schema_file.ENDING):
         return "schema"
-    if not writing and safetensors_file.is_index(name):
-        return "safetensors"
+    shards = "" if writing else ending_of_shards(name)
+    if shards in _OF_SHARDS:
+        return _OF_SHARDS[shards]
     if name.is_dir() or (writing and ending in ("", "orbax")):
         has_index = (name / safetensors_file.INDEX).is_file()
         return "safetensors" if has_index else "orbax"
+    is_file = not writing and name.is_file()
+    content = _format_of_content(name) if is_file else ""
+    if content in _ARCHIVES:
+        return content
     if ending == "safetensors" or (ending in _ONLY_READ and not writing):
         return ending
-    if not writing and name.is_file():
-        if kind := _format_of_content(name):
-            return kind
-        if ending not in (*_PICKLES, *_READERS):
-            require_content(name)
+    if content:
+        return content
+    if is_file and (ending in torch_file.ENDINGS or _is_pickle(name)):
+        return "torch"  # which says what it is instead
+    if is_file and ending not in _READERS:
+        require_content(name)
     problem = f"it has an unknown ending, {name.suffix!r:.30}"
     cure = (
-        "Known are .safetensors, .npz, .msgpack, .schema.toml, folders of Orbax or of "
-        ".safetensors."
+        "Known are .safetensors, .npz, .msgpack, .schema.toml, .bin, .pt and .pth of "
+        "PyTorch, folders of Orbax or of .safetensors."
     )
-    if ending in _ONLY_READ:
+    if ending in _ENDINGS:
         problem = f"{ending} files are read, but not written"
     if writing:
         cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
-    elif ending in _PICKLES or _is_pickle(name):
-        cure += f" {UNPICKLED}"
     elif ending in _READERS:
         cure += f" Read it with {_READERS[ending]}, and save what it gives."
     refuse(name, problem, cure)
 
 
 def checkpoints_in(folder: AnyPath) -> list[AnyPath]:
-    """Return the checkpoints in a folder: files, indexes, and what Orbax wrote."""
+    """Return the checkpoints in a folder: files, indexes, and what Orbax wrote.
+
+    Files of PyTorch count if there is none of these, as in folders that have both.
+    """
     names = [*safetensors_file.checkpoints(folder), *orbax_folder.checkpoints(folder)]
-    return names or [*_of_flax(folder)]
+    return names or torch_file.checkpoints(folder) or [*_of_flax(folder)]
 
 
 def last_step(folder: AnyPath) -> tuple[str, str]:
@@ -195,6 +211,8 @@ def _format_of_content(file: AnyPath) -> str:
     start = read_range(file, 0, HEAD_BYTES)
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**32:
         return "safetensors"
+    if torch_file.is_archive(start):
+        return "torch"
     name_bytes = int.from_bytes(start[26:28], "little")  # of an archive's first file
     if start[:4] == b"PK\3\4" and start[30 : 30 + name_bytes].endswith(b".npy"):
         return "npz"
@@ -202,9 +220,8 @@ def _format_of_content(file: AnyPath) -> str:
 
 
 def _is_pickle(file: AnyPath) -> bool:
-    """Return whether ``pickle`` wrote a file, or PyTorch did."""
-    start = read_range(file, 0, HEAD_BYTES) if file.is_file() else b""
-    return start[:1] == b"\x80" or start[30:].startswith(b"archive/data.pkl")
+    """Return whether ``pickle`` wrote a file."""
+    return read_range(file, 0, HEAD_BYTES)[:1] == b"\x80"
 
 
 def require_content(file: AnyPath) -> None:
@@ -215,7 +232,7 @@ def require_content(file: AnyPath) -> None:
     """
     if not file.is_file():
         return
-    start, again = read_range(file, 0, HEAD_BYTES), "Download or copy it again."
+    start, again = read_range(file, 0, HEAD_BYTES), AGAIN
     if not start:
         refuse(file, "it is empty", again)
     if start.startswith(_LFS):
@@ -243,7 +260,7 @@ def located(name: AnyPath) -> tuple[AnyPath, str]:
     standard = [each for each in names if each.name in _STANDARD]
     first, *others = standard or names or [name]
     if first != name and not others:
-        chosen = name if first.is_dir() or first.name in _STANDARD[1:] else first
+        chosen = name if first.is_dir() or first.name in _FOLDERS else first
         return chosen, format_of(chosen)
     problem, cure = "it holds several", proposal(name) if is_folder else ""
     if not is_folder:
@@ -255,7 +272,10 @@ def located(name: AnyPath) -> tuple[AnyPath, str]:
         )
         cure = "Move away the one that is not meant, or name the other one."
     elif first == name:
-        problem = "there is neither an Orbax checkpoint nor a .safetensors file in it"
+        problem = (
+            "there is neither an Orbax checkpoint nor a .safetensors file, or one of "
+            "PyTorch, in it"
+        )
     refuse(name, problem, cure)
 
 
@@ -274,4 +294,4 @@ def proposal(folder: AnyPath) -> str:
     for link in folder.glob("[!.]*.safetensors*"):
         if isinstance(link, Path) and not link.exists():
             return _broken(link)
-    return UNPICKLED if any(folder.glob("*.bin")) else ""
+    return ""

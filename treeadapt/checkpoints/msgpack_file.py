@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from treeadapt.arrays import is_array
-from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.errors import AGAIN, refuse
 from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored, abstract
 from treeadapt.names import listing
@@ -29,7 +29,7 @@ def read_metadata(path: AnyPath) -> Stored:
         state = serialization.msgpack_restore(path.read_bytes())
     except ValueError as error:
         if "incomplete input" in str(error):  # MessagePack has no class for it
-            refuse(path, "it is cut off", "Download or copy it again.")
+            refuse(path, "it is cut off", AGAIN)
         raise
     if not isinstance(state, dict):
         refuse(path, "it is not a map of leaves")

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.checkpoints.errors import refuse
+from treeadapt.checkpoints.errors import AGAIN, refuse
 from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, abstract
 from treeadapt.names import listing
@@ -40,7 +40,7 @@ def read_metadata(path: AnyPath) -> Stored:
     left_out: dict[str, str] = {}
     with path.open("rb") as content:
         if not zipfile.is_zipfile(content):
-            refuse(path, "it is not a whole archive", "Download or copy it again.")
+            refuse(path, "it is not a whole archive", AGAIN)
         archive = zipfile.ZipFile(content)
         members = archive.infolist()
         if len(members) > MAX_LEAVES:

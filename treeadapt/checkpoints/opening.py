@@ -32,7 +32,7 @@ from treeadapt.checkpoints.versions import stamp, watched
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
 from treeadapt.names import first_rows, listing
 
-_OF_PARTS = ("safetensors", "orbax")  # may be several files
+_OF_PARTS = ("safetensors", "orbax", "torch")  # may be several files
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def extra_bytes(
         pairs: as for ``read_ahead``; of which no array is read.
         boxes_of: as for ``read_ahead``.
     """
-    if not isinstance(stored.path, RemotePath) or stored.format != "safetensors":
+    if not isinstance(stored.path, RemotePath):
         return 0
     files = [
         (it, boxes_of(path, it)) for path, it in pairs if isinstance(it, FileArray)

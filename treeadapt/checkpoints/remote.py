@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -41,7 +41,10 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/[^/]")  # what ``Path`` makes of it
 _SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\")>]*")
 # Web servers list no folders, so these are tried there.
-_TRIED = ("model.safetensors.index.json", "model.safetensors", "_METADATA")
+_TRIED = (
+    *("model.safetensors.index.json", "model.safetensors", "_METADATA"),
+    *("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
 # What stores say of a file, of which some changes when another comes to its place.
 _VERSION = ["size", "ETag", "etag", "generation", "mtime", "LastModified", "updated"]
 _VERSION += ["last_modified", "Last-Modified", "created", "VersionId", "Content-MD5"]
@@ -254,6 +257,41 @@ class RemotePath:
 
 #: What this room reads from.
 AnyPath: TypeAlias = Path | RemotePath
+
+
+class _Ranges(io.RawIOBase):
+    """A remote file of which what is asked for is read, and no more."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path = path
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._place}
+        if whence == os.SEEK_END:
+            starts[whence] = self._path.stat().st_size
+        self._place = max(0, starts[whence] + place)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._place + len(buffer), self._path.stat().st_size)
+        data = self._path.read(self._place, stop) if self._place < stop else b""
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def opened_ranges(path: AnyPath) -> IO[bytes]:
+    """Open a file to read parts of it, of which a remote one is asked for."""
+    if isinstance(path, RemotePath):
+        return io.BufferedReader(_Ranges(path), _GAP_BYTES)
+    return path.open("rb")
 
 
 def read_range(path: AnyPath, start: int, stop: int) -> bytes:

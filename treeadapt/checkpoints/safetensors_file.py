@@ -9,11 +9,9 @@ Face's tools write it; one shard is on the host at a time.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from treeadapt.checkpoints import shard_index
 from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.checkpoints.errors import refuse, reported
-from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped, read_range
+from treeadapt.checkpoints.errors import AGAIN, refuse, reported
+from treeadapt.checkpoints.remote import AnyPath, read_range
 from treeadapt.checkpoints.schema_file import marks_of
+from treeadapt.checkpoints.shard_index import MARK, ending_of_shards
 from treeadapt.checkpoints.stored import (
     MAX_LEAVES,
     Leaf,
     Stored,
     abstract,
-    has_version,
     marked,
     sound_marks,
 )
@@ -39,15 +38,10 @@ from treeadapt.errors import CheckpointError
 from treeadapt.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
-_AGAIN = "Download or copy it again."
+ENDING = "safetensors"
 WHOLE = "model.safetensors"  # in a folder, as Hugging Face's tools name the files
 INDEX = f"{WHOLE}.index.json"
-# Of a variant, such as ``fp16``, the index of ``model.fp16-00001-of-00002.safetensors``
-# is ``model.safetensors.index.fp16.json``.
-_INDEX = re.compile(r"(.+)\.safetensors\.index((?:\.[^.]+)?)\.json")
-_OUTWARD = re.compile(r"^\.|[^\w.,+=@~ ()\[\]-]")  # in a URL it may lead elsewhere
 _RESERVED = "__metadata__"
-_MARK = "treeadapt"  # the only entry of that metadata with a meaning here
 _DTYPE_NAMES = (
     "BOOL:bool U8:uint8 U16:uint16 U32:uint32 U64:uint64 "
     "I8:int8 I16:int16 I32:int32 I64:int64 "
@@ -68,33 +62,14 @@ def read_metadata(path: AnyPath) -> Stored:
         CheckpointError: a header is malformed, too large, or does not fit the file, or
             an index does not fit its folder.
     """
-    return _of_file(path) if _is_file(path) else _sharded(path)
+    if _is_file(path):
+        return _of_file(path)
+    return shard_index.joined_shards(path, _index_in(path), _of_file)
 
 
 def checkpoints(folder: AnyPath) -> list[AnyPath]:
-    """Return the indexes in a folder, and the files that are not shards of one.
-
-    A file next to an index of its name counts alone if none of the shards is there.
-    """
-    files = {file.name for file in folder.glob("[!.]*.safetensors") if file.is_file()}
-    indexes: list[Path] = []
-    rest = {*files}
-    names: list[Any] = sorted(folder.glob("[!.]*.json"))
-    for index in filter(is_index, names):
-        shards = {INDEX}  # of one that cannot be read, which is for ``read_metadata``
-        with contextlib.suppress(CheckpointError), reported(index, "read"):
-            shards = {*_index(folder, index)[0].values()}
-            whole = _INDEX.sub(r"\1\2.safetensors", index.name)
-            if not files & shards and whole in files:
-                continue
-        indexes.append(index)
-        rest -= shards
-    return [*indexes, *(folder / name for name in sorted(rest))]
-
-
-def is_index(path: AnyPath) -> bool:
-    """Return whether a path is named as the index of shards is."""
-    return _INDEX.fullmatch(path.name) is not None
+    """Return the indexes in a folder, and the files that are not shards of one."""
+    return shard_index.checkpoints(folder, (ENDING,))
 
 
 def index_of(file: Path) -> Path:
@@ -108,12 +83,7 @@ def parts(path: AnyPath) -> Iterator[AnyPath]:
     Raises:
         CheckpointError: it names what is not a file in its folder.
     """
-    if _is_file(path):
-        yield path
-        return
-    index = _index_in(path)
-    yield index
-    yield from dict.fromkeys(_shards(path, index)[0].values())
+    return iter([path]) if _is_file(path) else shard_index.parts(path, _index_in(path))
 
 
 def read(stored: Stored, wanted: Iterable[str]) -> Iterator[FileArray]:
@@ -146,7 +116,7 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
     _check(arrays, table)
     on_host = {name: _on_host(leaf) for name, leaf in arrays.items()}
     # Hugging Face's tools refuse texts without a format.
-    texts = {"format": "pt", _MARK: json.dumps(marks_of(table))}
+    texts = {"format": "pt", MARK: json.dumps(marks_of(table))}
     path.touch()
     # safetensors 0.8.0 makes files that nobody else may read.
     mode = path.stat().st_mode
@@ -192,7 +162,7 @@ def write_shards(
         del in_shard  # before the next arrays are taken
     marks = marks_of(table)
     about = {name: marks[name] for name in ("version", "hash")}
-    texts = {"total_size": size_bytes, _MARK: about}
+    texts = {"total_size": size_bytes, MARK: about}
     document = {"metadata": texts, "weight_map": files}
     (folder / INDEX).write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
@@ -207,7 +177,8 @@ def others(folder: Path) -> list[str] | None:
     if entries and not (folder / INDEX).is_file():
         return None
     with reported(folder, "read"):
-        shards = {*_index(folder, folder / INDEX)[0].values()} if entries else set()
+        names = shard_index.weight_map(folder, folder / INDEX)[0] if entries else {}
+    shards = {*names.values()}
     expected = {INDEX} | {name for name in shards if name.endswith(".safetensors")}
     return [
         file.name
@@ -274,11 +245,11 @@ def _of_file(path: AnyPath) -> Stored:
         refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
     text = read_range(path, 8, data_bytes)
     if size_bytes < max(data_bytes, 10):
-        refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", _AGAIN)
+        refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", AGAIN)
     header = parse_json(text.decode())
     if not isinstance(header, dict):
         refuse(path, "its header is not a table of tensors")
-    marks = header.pop(_RESERVED, {}).get(_MARK)
+    marks = header.pop(_RESERVED, {}).get(MARK)
     if len(header) > MAX_LEAVES:
         refuse(path, f"it has {len(header):,} tensors")
     table = {}
@@ -302,96 +273,17 @@ def _of_file(path: AnyPath) -> Stored:
     if size_bytes != data_bytes + end:
         stated = f"its header describes {data_bytes + end:,}"
         is_cut = "is cut off after" if size_bytes < data_bytes + end else "has"
-        refuse(path, f"it {is_cut} {size_bytes:,} bytes, and {stated}", _AGAIN)
+        refuse(path, f"it {is_cut} {size_bytes:,} bytes, and {stated}", AGAIN)
     if marks is None:
         return Stored(path, table)
     return marked(path, table, sound_marks(path, parse_json(marks)))
 
 
-def _of_shard(path: AnyPath) -> Stored:
-    with reported(path, "read"):
-        return _of_file(path)
-
-
 def _is_file(path: AnyPath) -> bool:
     """Return whether a checkpoint is one file, and not shards with their index."""
-    return not path.is_dir() and not is_index(path)
+    return not path.is_dir() and ending_of_shards(path) != ENDING
 
 
 def _index_in(path: AnyPath) -> AnyPath:
     """Return the index that a path, of a folder or of itself, means."""
     return path / INDEX if path.is_dir() else path
-
-
-def _index(path: AnyPath, index: AnyPath) -> tuple[dict[str, str], str]:
-    """Read which shard each leaf is in, whatever is in the folder, and their hash."""
-    if index.stat().st_size > _MAX_HEADER_BYTES:
-        refuse(path, f"its index is larger than {_MAX_HEADER_BYTES >> 20} MiB")
-    with reported(index, "read"):
-        document = parse_json(index.read_text("utf-8"))
-    names = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(names, dict) or len(names) > MAX_LEAVES:
-        refuse(path, "its index is not a table of tensors and their files")
-    for name, shard in names.items():
-        if not isinstance(shard, str):
-            refuse(path, f"its index gives no file for {listing([name])}")
-    about = document.get("metadata")
-    marks = about.get(_MARK) if isinstance(about, dict) else None
-    if not isinstance(marks, dict) or not has_version(marks):
-        return names, ""
-    return names, str(marks.get("hash", ""))
-
-
-def _shards(path: AnyPath, index: AnyPath) -> tuple[dict[str, AnyPath], str]:
-    """Read which file each leaf is in, and the hash of the leaves.
-
-    A name leads to a file next to the index, which may be a link to anywhere: people
-    make links on their own disks, and so does the cache of Hugging Face.
-    """
-    names, text = _index(path, index)
-    files: dict[str, Any] = {}
-    for shard in names.values():  # all before any is opened
-        is_outward = isinstance(index, RemotePath) and _OUTWARD.search(shard)
-        if Path(shard).name != shard or is_outward:
-            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
-        files[shard] = index.parent / shard
-    there = mapped(_is_there, files.values())
-    for shard, is_there in zip(files, there, strict=True):
-        if not is_there:
-            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
-    return {name: files[shard] for name, shard in names.items()}, text
-
-
-def _is_there(file: AnyPath) -> bool:
-    """Return whether there is a file; what it is will be asked next."""
-    is_there = file.is_file()
-    if is_there and isinstance(file, RemotePath):
-        file.head()
-    return is_there
-
-
-def _sharded(path: AnyPath) -> Stored:
-    """Read what all shards hold, which must be what the index says.
-
-    How many bytes all have is not compared: tools write different sums into indexes.
-    """
-    listed, text = _shards(path, _index_in(path))
-    table: dict[str, Leaf] = {}
-    doubts: list[str] = []
-    for stored in mapped(_of_shard, dict.fromkeys(listed.values())):
-        twice = sorted(stored.table.keys() & table.keys())
-        if twice:
-            refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
-        table |= stored.table
-        doubts += stored.doubts
-    there = {
-        name: leaf.key.path
-        for name, leaf in table.items()
-        if isinstance(leaf.key, FileArray) and not leaf.owner
-    }
-    wrong = sorted({name for name, _ in listed.items() ^ there.items()})
-    if wrong:
-        problem = "its index and its files disagree on which tensors are in which file"
-        refuse(path, f"{problem}: {listing(wrong, limit=3)}")
-    table = {name: table[name] for name in listed} | table  # in the order of the index
-    return Stored(path, table, hash=text, doubts=tuple(doubts))

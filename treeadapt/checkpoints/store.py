@@ -215,16 +215,17 @@ def load(
     this, and if one cannot go on, all raise the same error.
 
     Args:
-        path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, a folder of Orbax,
-            or one of safetensors shards with their index or of one ``.safetensors``
-            file, written by any library; or the URL of one, ``gs://``, ``s3://``,
-            ``https://`` or any other that fsspec reads, from which of safetensors only
-            headers and what is needed are read. If a folder holds two checkpoints, name
-            the file or the index that is meant; of numbered steps the last complete one
-            is read, and a warning names it. A schema has no arrays for a ``target``;
-            without one it gives abstract leaves. Or a tree of arrays in memory: by the
-            same rules ``target`` takes what fits. Arrays of JAX go from device to
-            device, and the result may hold the tree's own arrays.
+        path: a ``.safetensors``, ``.npz`` or Flax ``.msgpack`` file, one that PyTorch's
+            ``torch.save`` wrote, a folder of Orbax, or one of shards with their index
+            or of one ``.safetensors`` or ``.bin`` file, written by any library; or the
+            URL of one, ``gs://``, ``s3://``, ``https://`` or any other that fsspec
+            reads, from which of safetensors and PyTorch's files only headers and what
+            is needed are read. If a folder holds two checkpoints, name the file or the
+            index that is meant; of numbered steps the last complete one is read, and a
+            warning names it. A schema has no arrays for a ``target``; without one it
+            gives abstract leaves. Or a tree of arrays in memory: by the same rules
+            ``target`` takes what fits. Arrays of JAX go from device to device, and the
+            result may hold the tree's own arrays.
         target: tree, concrete or abstract; gives classes, static leaves and every leaf
             that is not loaded, also Python numbers that the checkpoint lacks. None for
             nested dicts of what is stored, with arrays of NumPy.

@@ -54,9 +54,10 @@ class Leaf:
         array: shape and dtype in the file.
         kind: what the leaf was, if an array cannot say it: ``NUMBER`` for a Python
             number, or the kind of a typed PRNG key; empty for an array.
-        key: where its reader finds it: in safetensors a ``FileArray``, in ``.npz`` the
-            name of a member, in ``.msgpack`` the array, in Orbax the keys of a tree;
-            None in a schema and of what a migration makes; in a tree the leaf.
+        key: where its reader finds it: in safetensors and PyTorch's files what reads
+            boxes of it, in ``.npz`` the name of a member, in ``.msgpack`` the array, in
+            Orbax the keys of a tree; None in a schema and of what a migration makes; in
+            a tree the leaf.
         owner: path of the leaf that this one is tied to and that is stored once; empty
             if it is not tied.
     """

@@ -40,8 +40,9 @@ Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
 no rule or row; 2 the arguments or files cannot be used; 130 interrupted;
 141 the reader of a pipe left.
 \b
-TREE is a .safetensors, .npz or Flax .msgpack file, an Orbax folder, a schema
-(.schema.toml), module:function, which is run by jax.eval_shape, or module:model."""
+TREE is a .safetensors, .npz, Flax .msgpack or PyTorch file (.bin, .pt, .pth), an
+Orbax folder, a schema (.schema.toml), module:function, which is run by
+jax.eval_shape, or module:model."""
 
 
 class Failure(click.ClickException):

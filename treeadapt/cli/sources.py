@@ -29,8 +29,8 @@ from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
 from treeadapt.checkpoints.remote import is_url, shown
-from treeadapt.checkpoints.safetensors_file import is_index
 from treeadapt.checkpoints.schema_file import ENDING
+from treeadapt.checkpoints.shard_index import ending_of_shards
 from treeadapt.checkpoints.stored import NUMBER, Stored
 from treeadapt.cli.printing import bar
 from treeadapt.data_files import DataFile, one_line
@@ -200,7 +200,7 @@ def read_rules_or_migration(
 
 
 def _may_be_table(text: str) -> bool:
-    is_stored = text.endswith(ENDING) or is_index(Path(text))
+    is_stored = text.endswith(ENDING) or ending_of_shards(Path(text))
     return Path(text).suffix in _TABLES and not is_stored
 
 

@@ -1,0 +1,171 @@
+"""The index of shards: which file of a folder each leaf is in.
+
+Hugging Face's tools write it next to shards of safetensors, and of PyTorch. Takes an
+index and what reads one shard; gives what all shards hold together. A name in an index
+never leads to another folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from treeadapt.checkpoints.errors import refuse, reported
+from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
+from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, has_version
+from treeadapt.data_files import parse_json
+from treeadapt.errors import CheckpointError
+from treeadapt.names import listing
+
+MARK = "treeadapt"  # the only entry of an index's metadata with a meaning here
+_MAX_INDEX_BYTES = 64 * 2**20
+# Of a variant, such as ``fp16``, the index of ``model.fp16-00001-of-00002.safetensors``
+# is ``model.safetensors.index.fp16.json``.
+_NAME = re.compile(r"(.+)\.([a-z]+)\.index((?:\.[^.]+)?)\.json")
+_OUTWARD = re.compile(r"^\.|[^\w.,+=@~ ()\[\]-]")  # in a URL it may lead elsewhere
+
+
+def ending_of_shards(path: AnyPath) -> str:
+    """Return the ending of the shards whose index has such a name; or ""."""
+    match = _NAME.fullmatch(path.name)
+    return match[2] if match else ""
+
+
+def checkpoints(folder: AnyPath, endings: Collection[str]) -> list[AnyPath]:
+    """Return the indexes in a folder, and the files that are not shards of one.
+
+    A file next to an index of its name counts alone if none of the shards is there.
+
+    Args:
+        folder: to look into.
+        endings: of the files, without a dot.
+    """
+    found = (file for each in endings for file in folder.glob(f"[!.]*.{each}"))
+    files = {file.name for file in found if file.is_file()}
+    indexes: list[AnyPath] = []
+    rest = {*files}
+    names: list[Any] = sorted(folder.glob("[!.]*.json"))
+    for index in names:
+        if ending_of_shards(index) not in endings:
+            continue
+        shards = set()  # of one that cannot be read, which is for what reads it
+        with contextlib.suppress(CheckpointError), reported(index, "read"):
+            shards = {*weight_map(folder, index)[0].values()}
+            whole = _NAME.sub(r"\1\3.\2", index.name)
+            if not files & shards and whole in files:
+                continue
+        indexes.append(index)
+        rest -= shards
+    return [*indexes, *(folder / name for name in sorted(rest))]
+
+
+def weight_map(path: AnyPath, index: AnyPath) -> tuple[dict[str, str], str]:
+    """Read which shard each leaf is in, whatever is in the folder, and their hash.
+
+    Args:
+        path: of the checkpoint, for messages.
+        index: of its shards.
+
+    Raises:
+        CheckpointError: the index cannot be read.
+    """
+    if index.stat().st_size > _MAX_INDEX_BYTES:
+        refuse(path, f"its index is larger than {_MAX_INDEX_BYTES >> 20} MiB")
+    with reported(index, "read"):
+        document = parse_json(index.read_text("utf-8"))
+    names = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(names, dict) or len(names) > MAX_LEAVES:
+        refuse(path, "its index is not a table of tensors and their files")
+    for name, shard in names.items():
+        if not isinstance(shard, str):
+            refuse(path, f"its index gives no file for {listing([name])}")
+    about = document.get("metadata")
+    marks = about.get(MARK) if isinstance(about, dict) else None
+    if not isinstance(marks, dict) or not has_version(marks):
+        return names, ""
+    return names, str(marks.get("hash", ""))
+
+
+def parts(path: AnyPath, index: AnyPath) -> Iterator[AnyPath]:
+    """Give the files of a checkpoint, the index before what it names is read.
+
+    Raises:
+        CheckpointError: it names what is not a file in its folder.
+    """
+    yield index
+    yield from dict.fromkeys(_files(path, index)[0].values())
+
+
+def joined_shards(
+    path: AnyPath, index: AnyPath, read_shard: Callable[[AnyPath], Stored]
+) -> Stored:
+    """Read what all shards hold, which must be what the index says.
+
+    How many bytes all have is not compared: tools write different sums into indexes.
+
+    Args:
+        path: of the checkpoint.
+        index: of its shards.
+        read_shard: returns what one file holds.
+
+    Raises:
+        CheckpointError: a shard cannot be read, or differs from the index.
+    """
+
+    def of_shard(file: AnyPath) -> Stored:
+        with reported(file, "read"):
+            return read_shard(file)
+
+    listed, text = _files(path, index)
+    files = [*dict.fromkeys(listed.values())]
+    table: dict[str, Leaf] = {}
+    there: dict[str, AnyPath] = {}
+    doubts: list[str] = []
+    for file, stored in zip(files, mapped(of_shard, files), strict=True):
+        twice = sorted(stored.table.keys() & table.keys())
+        if twice:
+            refuse(path, f"two leaves in it are named {listing(twice, limit=3)}")
+        table |= stored.table
+        there |= dict.fromkeys(stored.table, file)
+        doubts += stored.doubts
+    # A tied leaf may be listed, and need not be.
+    unlisted = {n for n in there.keys() - listed.keys() if not table[n].owner}
+    wrong = unlisted | {
+        name for name, file in listed.items() if there.get(name) != file
+    }
+    if wrong:
+        problem = "its index and its files disagree on which tensors are in which file"
+        refuse(path, f"{problem}: {listing(sorted(wrong), limit=3)}")
+    table = {name: table[name] for name in listed} | table  # in the order of the index
+    return Stored(path, table, hash=text, doubts=tuple(doubts))
+
+
+def _files(path: AnyPath, index: AnyPath) -> tuple[dict[str, AnyPath], str]:
+    """Read which file each leaf is in, and the hash of the leaves.
+
+    A name leads to a file next to the index, which may be a link to anywhere: people
+    make links on their own disks, and so does the cache of Hugging Face.
+    """
+    names, text = weight_map(path, index)
+    files: dict[str, Any] = {}
+    for shard in names.values():  # all before any is opened
+        is_outward = isinstance(index, RemotePath) and _OUTWARD.search(shard)
+        if Path(shard).name != shard or is_outward:
+            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
+        files[shard] = index.parent / shard
+    there = mapped(_is_there, files.values())
+    for shard, is_there in zip(files, there, strict=True):
+        if not is_there:
+            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
+    return {name: files[shard] for name, shard in names.items()}, text
+
+
+def _is_there(file: AnyPath) -> bool:
+    """Return whether there is a file; what it is will be asked next."""
+    is_there = file.is_file()
+    if is_there and isinstance(file, RemotePath):
+        file.head()
+    return is_there
