@@ -30,8 +30,8 @@ import numpy as np
 import treeadapt as ta
 from benchmarks import models
 from benchmarks.harness import Contender, Race, Result, Target, figure
-from treeadapt import arrays as memory
 from treeadapt.migrations.moved_array import moved_arrays
+from treeadapt.trees import arrays as memory
 
 TOPIC = "migrations"
 

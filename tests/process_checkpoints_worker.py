@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
 from treeadapt.checkpoints import (
-    boxes,
+    array_boxes,
     migrated,
     opening,
     orbax_folder,
@@ -150,15 +150,15 @@ def failing(
 
 def share_read(call: Callable[[], Any], file: Path) -> float:
     """Return how much of a file a call reads, but for its header."""
-    counts, read = [], boxes.FileArray._read_to
+    counts, read = [], array_boxes.FileArray._read_to
 
     def counted(self: Any, stream: Any, start_bytes: int, array: Any) -> None:
         counts.append(array.nbytes)
         read(self, stream, start_bytes, array)
 
-    boxes.FileArray._read_to = counted  # type: ignore[method-assign]
+    array_boxes.FileArray._read_to = counted  # type: ignore[method-assign]
     call()
-    boxes.FileArray._read_to = read  # type: ignore[method-assign]
+    array_boxes.FileArray._read_to = read  # type: ignore[method-assign]
     header_bytes = 8 + int.from_bytes(file.read_bytes()[:8], "little")
     return sum(counts) / (file.stat().st_size - header_bytes)
 

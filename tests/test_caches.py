@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 
 import treeadapt as ta
-from treeadapt import arrays, characters, matcher, patterns
-from treeadapt.matcher import matcher_of
-from treeadapt.patterns import parse
-from treeadapt.selection.whole import whole_tree
-from treeadapt.trees import views
+from treeadapt.patterns import characters, glob, matcher
+from treeadapt.patterns.glob import parse
+from treeadapt.patterns.matcher import matcher_of
+from treeadapt.selection.whole_tree import whole_tree
+from treeadapt.trees import arrays, views
 from treeadapt.trees.metadata import Snapshot, node_data, same_static
 
 pytestmark = pytest.mark.usefixtures("small_heap")
@@ -337,7 +337,7 @@ def test_what_is_remembered_with_a_plan_is_bounded():
     [
         arrays.is_inexact_dtype,
         matcher.matcher_of,
-        patterns.parse,
+        glob.parse,
         arrays.narrow_bits,
     ],
     ids=lambda function: function.__name__,

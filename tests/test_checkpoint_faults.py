@@ -25,8 +25,8 @@ from forks import IMPORTS, Forks
 from sizes import slow_but
 
 import treeadapt as ta
-from treeadapt.checkpoints import replacing, store
-from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.checkpoints import replacing, save_load
+from treeadapt.checkpoints.array_boxes import FileArray
 from treeadapt.cli import commands
 
 # Orbax may leave its event loop to the collector.
@@ -323,7 +323,7 @@ def test_if_a_leaf_cannot_be_read_the_copy_is_not_made(tmp_path):
             shutil.rmtree(tmp_path / "from")
 
     with pytest.raises(ta.CheckpointError, match=r"'.*/from'"):
-        store.copy(tmp_path / "from", path, **options, progress=cut)
+        save_load.copy(tmp_path / "from", path, **options, progress=cut)
     assert len(seen) >= 2
     assert number_of(path) == 1
     assert clean(path, options)
@@ -486,7 +486,7 @@ def test_what_comes_between_the_reading_of_two_leaves_is_noticed(
     calls = {
         "load": lambda: ta.load(path, tree(0)),
         "migrate": lambda: ta.load(path, migration=ta.Migration(stack, sizes={"x": 2})),
-        "copy": lambda: store.copy(path, tmp_path / "y", max_shard_bytes=10**6),
+        "copy": lambda: save_load.copy(path, tmp_path / "y", max_shard_bytes=10**6),
         "diff": lambda: commands._differences(*[str(path)] * 2, "**", values=True),
     }
     with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):

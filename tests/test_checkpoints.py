@@ -732,7 +732,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path):
 
 def test_no_format_library_is_imported_until_a_file_needs_it(fresh):
     script = (
-        "import sys, treeadapt.checkpoints.store\n"
+        "import sys, treeadapt.checkpoints.save_load\n"
         "assert not {'orbax', 'safetensors', 'flax', 'msgpack'} & set(sys.modules)"
     )
     run = fresh.run(script)

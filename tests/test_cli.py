@@ -24,8 +24,8 @@ from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
 from treeadapt.checkpoints import reading
-from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.cli import bench, converting, sources
+from treeadapt.checkpoints.array_boxes import FileArray
+from treeadapt.cli import bench, convert_command, sources
 from treeadapt.reports import diff
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -922,7 +922,7 @@ def test_convert_copies_from_no_folder_of_orbax_what_orbax_wrote(old, tmp_path):
 
 
 def test_a_large_file_is_not_copied(published, old, tmp_path, monkeypatch):
-    monkeypatch.setattr(converting, "MAX_COPIED_BYTES", 20)
+    monkeypatch.setattr(convert_command, "MAX_COPIED_BYTES", 20)
     text = run("convert", old, tmp_path / "new", "--like", published)
     assert "as weights are" in text
     assert (tmp_path / "new" / "merges.txt").exists()

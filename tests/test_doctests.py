@@ -37,9 +37,9 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
-    if name == "treeadapt.adapters.keras":
+    if name == "treeadapt.trees.adapters.keras":
         pytest.importorskip("keras", reason="Keras is with the loops of others")
-    if name == "treeadapt.adapters.haliax":
+    if name == "treeadapt.trees.adapters.haliax":
         pytest.importorskip("haliax", reason="its releases need an older JAX")
     module = importlib.import_module(name)
     # The names of the module itself take precedence over ours.

@@ -25,8 +25,8 @@ from sizes import some
 from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
 
 import treeadapt as ta
-from treeadapt.drafts import draft as drafts
-from treeadapt.drafts import sides, words, writing
+from treeadapt.porting.drafts import draft as drafts
+from treeadapt.porting.drafts import inputs, synonyms, writing
 
 Leaves = dict[str, np.ndarray]
 
@@ -690,7 +690,7 @@ def test_a_function_may_return_or_yield_pairs(form):
 
 def test_numbers_for_a_function_are_apart_in_16_bits_and_show_an_offset():
     leaves = abstract({f"{i}": np.zeros((1_000,)) for i in range(40)})
-    arrays = sides.distinct_numbers(leaves)
+    arrays = inputs.distinct_numbers(leaves)
     assert len(np.unique(np.concatenate([*arrays.values()]))) == 40_000
     for array in arrays.values():
         short = array.astype(jnp.bfloat16)
@@ -799,10 +799,10 @@ def test_a_draft_is_checked_at_another_size(by_function):
 
 def know_half_of_the_words(rng: random.Random, patch: pytest.MonkeyPatch) -> None:
     """Draft with half of the words that treeadapt knows, until the patch is undone."""
-    every = words.load_words(None)
+    every = synonyms.load_words(None)
     kept = rng.sample([*every.meanings], len(every.meanings) // 2)
     meanings = {text: every.meanings[text] for text in kept}
-    fewer = words.Words(meanings, every.fused)
+    fewer = synonyms.Words(meanings, every.fused)
     patch.setattr(drafts, "load_words", lambda _: fewer)
 
 
@@ -1335,7 +1335,7 @@ def test_names_with_too_many_candidates_are_said_to_be_left_out():
 
 
 def test_two_million_leaves_are_refused(monkeypatch):
-    monkeypatch.setattr(sides, "MAX_LEAVES", 2)
+    monkeypatch.setattr(inputs, "MAX_LEAVES", 2)
     leaves = abstract({f"w{n}": np.zeros(3) for n in range(3)})
     with pytest.raises(ta.MigrationError, match="2 leaves at most"):
         ta.draft_migration(leaves, leaves)

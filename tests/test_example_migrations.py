@@ -22,7 +22,7 @@ SCHEMAS = sorted(FOLDER.glob("*.schema.toml"))
 EXAMPLES = {
     file.stem: file for file in sorted(FOLDER.glob("*.toml")) if file not in SCHEMAS
 }
-PUBLISHED = Path(__file__).parents[1] / "treeadapt" / "tables" / "flax"
+PUBLISHED = Path(__file__).parents[1] / "treeadapt" / "migrations" / "tables" / "flax"
 TABLES = EXAMPLES | {
     f"{file.stem}-flax": file
     for file in sorted(PUBLISHED.glob("*.toml"))

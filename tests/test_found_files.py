@@ -21,8 +21,8 @@ from command import invoke, run
 from flax import serialization
 
 import treeadapt as ta
-from treeadapt.checkpoints import migrated, store
-from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.checkpoints import migrated, save_load
+from treeadapt.checkpoints.array_boxes import FileArray
 
 # Orbax may leave its event loop to the collector.
 pytestmark = [
@@ -111,7 +111,7 @@ def test_a_model_behind_links_is_read_by_all_functions(
     found = ta.load(path, stacked, migration=table)
     same(found, jax.tree.map(jnp.asarray, table(FLAT)))
     assert ta.compare_checkpoint(path, stacked, migration=table).fits
-    store.copy(path, tmp_path / "copy", migration=table, max_shard_bytes=40)
+    save_load.copy(path, tmp_path / "copy", migration=table, max_shard_bytes=40)
     same(ta.to_flat_dict(ta.load(tmp_path / "copy")), table(FLAT))
 
 

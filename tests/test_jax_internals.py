@@ -1,4 +1,4 @@
-"""What ``treeadapt/_jax.py`` takes from JAX without a promise, as it is relied on.
+"""What ``trees/_jax.py`` takes from JAX without a promise, as it is relied on.
 
 If one of these fails with a new release of JAX, fix that file first: everything else
 that fails follows from it.
@@ -16,7 +16,7 @@ import pytest
 from several import free_port
 from trees import TREES, Keyless, RegisteredLayer
 
-from treeadapt import _jax
+from treeadapt.trees import _jax
 
 
 class Point(NamedTuple):
@@ -110,7 +110,7 @@ def test_what_is_too_deep_or_cannot_be_sorted_raises():
 TALK = """
 import sys
 import jax
-from treeadapt import _jax
+from treeadapt.trees import _jax
 
 assert _jax.coordination_client() is None
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 1, 0)

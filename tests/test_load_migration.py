@@ -23,8 +23,8 @@ from test_migration_properties import migration as migration_of
 from test_migration_properties import tables
 
 import treeadapt as ta
-from treeadapt import arrays
-from treeadapt.checkpoints import migrated, store
+from treeadapt.checkpoints import migrated, save_load
+from treeadapt.trees import arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -214,14 +214,14 @@ def test_a_copy_has_the_new_names_and_axes(there, place, tmp_path):
     path, seen = tmp_path / f"copy{ENDINGS[there]}", []
     ta.save(place, llama() | {"step": 7, "rng": jax.random.key(1)})
     rows = {"step": "count", "rng": ("rng", "again")}
-    store.copy(place, path, migration=migration(rows), progress=seen.append)
+    save_load.copy(place, path, migration=migration(rows), progress=seen.append)
     want = scanned(llama()) | {"count": np.int64(7)}
     want |= dict.fromkeys(("rng", "again"), jax.random.key(1))
     same(ta.load(path), want)
     assert kinds_of(path)["count"] == "number"
     assert {*seen} | {"again"} == {*ta.read_metadata(path)}
     with pytest.raises(ta.MigrationError, match="no row takes"):
-        store.copy(path, tmp_path / "more", migration=migration())
+        save_load.copy(path, tmp_path / "more", migration=migration())
     assert not (tmp_path / "more").exists()
 
 
@@ -231,7 +231,9 @@ def test_no_leaf_is_read_if_the_copy_must_not_be_written(name, tmp_path):
     ta.save(tmp_path / "one.safetensors", tree())
     seen = []
     with pytest.raises(ta.CheckpointError):
-        store.copy(tmp_path / "one.safetensors", tmp_path / name, progress=seen.append)
+        save_load.copy(
+            tmp_path / "one.safetensors", tmp_path / name, progress=seen.append
+        )
     assert seen == []
 
 

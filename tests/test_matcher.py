@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from reference_matcher import NamedTree, selects
 
 import treeadapt as ta
-from treeadapt import characters
-from treeadapt import matcher as matcher_room
-from treeadapt.matcher import Matcher, matcher_of
-from treeadapt.patterns import parse
+from treeadapt.patterns import characters
+from treeadapt.patterns import matcher as matcher_room
+from treeadapt.patterns.glob import parse
+from treeadapt.patterns.matcher import Matcher, matcher_of
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treeadapt as ta
-from treeadapt.matcher import Matcher
-from treeadapt.patterns import AnyDepth, ClassName, FromEnd, Glob, Literal, parse
+from treeadapt.patterns.glob import AnyDepth, ClassName, FromEnd, Glob, Literal, parse
+from treeadapt.patterns.matcher import Matcher
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ from common import FOLDER, digest, weights_of  # noqa: E402
 
 TABLES = {
     f"{file.parent.name}/{file.stem}": tomllib.loads(file.read_text("utf-8"))
-    for file in sorted((REPOSITORY / "treeadapt" / "tables").glob("*/*.toml"))
+    for file in sorted(
+        (REPOSITORY / "treeadapt" / "migrations" / "tables").glob("*/*.toml")
+    )
 }
 CASES = [
     pytest.param(name, model_type, number, id=f"{name}-{model_type}-{number}")

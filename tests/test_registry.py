@@ -597,7 +597,7 @@ def test_lazy_loading_does_not_change_the_rank(order, run):
             name = ta.default_registry.find(node).adapter.name
             print(f"{{type(node).__name__}}:", name, ta.tree_paths({{"x": node}}))
     """
-    load = "import treeadapt.adapters.{0} as _{0}"
+    load = "import treeadapt.trees.adapters.{0} as _{0}"
     libraries = ["attrs", "equinox", "flax", "nnx"]
     forward = "; ".join(load.format(name) for name in libraries)
     backward = "; ".join(load.format(name) for name in reversed(libraries))

@@ -31,8 +31,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from treeadapt.checkpoints import boxes, orbax_folder, remote, store
-from treeadapt.migrations.parts import whole
+from treeadapt.checkpoints import array_boxes, orbax_folder, remote, save_load
+from treeadapt.migrations.box_parts import whole
 
 fsspec = pytest.importorskip("fsspec")
 MemoryFileSystem = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
@@ -242,8 +242,8 @@ def as_process(monkeypatch, process: int, count: int) -> None:
         step = shape[0] // count
         return [(slice(process * step, (process + 1) * step), *whole(shape[1:]))]
 
-    monkeypatch.setattr(store, "boxes_to_read", rows)
-    monkeypatch.setattr(store, "placed", lambda _, array, __: array)
+    monkeypatch.setattr(save_load, "boxes_to_read", rows)
+    monkeypatch.setattr(save_load, "placed", lambda _, array, __: array)
 
 
 @pytest.mark.parametrize(("process", "count"), [(0, 1), (0, 4), (2, 4), (7, 8)])
@@ -310,11 +310,11 @@ def test_the_report_says_how_much_is_read_between_short_ranges(
     def columns(_, shape):
         return [(slice(0, shape[0]), slice(0, shape[1] // 8))]
 
-    monkeypatch.setattr(store, "boxes_to_read", columns)
+    monkeypatch.setattr(save_load, "boxes_to_read", columns)
     url = f"{web.url}/m.safetensors"
     report = ta.compare_checkpoint(url, {"w": w}, where="w")
     assert "KiB between short ranges are read." in str(report)
-    monkeypatch.setattr(store, "placed", lambda _, array, __: array)
+    monkeypatch.setattr(save_load, "placed", lambda _, array, __: array)
     web.reset()
     ta.load(url, {"w": w}, where="w")
     assert 0 <= web.sent - report.extra_bytes - w.nbytes // 8 < 2**10  # the header
@@ -358,7 +358,7 @@ def test_no_more_than_asked_for_is_in_flight(table, tmp_path, web, monkeypatch):
         placed[0] += like.size * like.dtype.itemsize
         return like
 
-    monkeypatch.setattr(store, "placed", drop)
+    monkeypatch.setattr(save_load, "placed", drop)
     target = jax.eval_shape(lambda: wanted)
     ta.load(f"{web.url}/m.safetensors", target, migration=m, max_inflight_bytes=most)
     assert placed[0] == sum(leaf.nbytes for leaf in many.values())
@@ -447,13 +447,13 @@ def test_a_file_in_a_store_that_changes_while_it_is_read_is_an_error(
 ):
     url = memory(written(tmp_path))
     fs = fsspec.filesystem("memory")
-    placed = store.placed
+    placed = save_load.placed
 
     def replaced(*arguments):
         fs.pipe("/bucket/m.safetensors", (tmp_path / "m.safetensors").read_bytes())
         return placed(*arguments)
 
-    monkeypatch.setattr(store, "placed", replaced)
+    monkeypatch.setattr(save_load, "placed", replaced)
     with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
         ta.load(f"{url}/m.safetensors", TREE)
 
@@ -670,7 +670,7 @@ def test_any_checkpoint_is_read_from_a_server_as_from_a_folder(
     least = draw.choice([1, 64, 256])
     monkeypatch.setattr(remote, "_REQUEST_BYTES", (least, draw.choice([17, 5000])))
     monkeypatch.setattr(remote, "_GAP_BYTES", draw.choice([0, 32, 2000]))
-    monkeypatch.setattr(boxes, "_BLOCK_BYTES", draw.choice([64, 1000]))
+    monkeypatch.setattr(array_boxes, "_BLOCK_BYTES", draw.choice([64, 1000]))
     tree, rows = {}, {}
     for name in "pqr"[: draw.randint(1, 3)]:
         axes = [f"x{n}" for n in range(draw.randint(1, 3))]
@@ -739,12 +739,12 @@ def test_what_a_store_has_listed_hides_no_change(tmp_path, memory, monkeypatch):
     ta.save(tmp_path / "x.1.safetensors", TREE)
     memory(tmp_path)
     same(ta.load("listed://bucket", TREE), TREE)
-    placed, fs = store.placed, fsspec.filesystem("memory")
+    placed, fs = save_load.placed, fsspec.filesystem("memory")
 
     def replaced(*arguments):
         fs.pipe("/bucket/x.1.safetensors", fs.cat("/bucket/x.1.safetensors"))
         return placed(*arguments)
 
-    monkeypatch.setattr(store, "placed", replaced)
+    monkeypatch.setattr(save_load, "placed", replaced)
     with pytest.raises(ta.CheckpointError, match="was replaced while it was read"):
         ta.load("listed://bucket", TREE)

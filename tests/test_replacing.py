@@ -21,7 +21,7 @@ from sizes import some
 
 import treeadapt as ta
 from treeadapt.checkpoints import locating, orbax_folder, replacing
-from treeadapt.checkpoints.stored import DTYPES
+from treeadapt.checkpoints.record import DTYPES
 
 # Orbax may leave its event loop to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

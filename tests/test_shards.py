@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treeadapt as ta
-from treeadapt.checkpoints import safetensors_file, store
+from treeadapt.checkpoints import safetensors_file, save_load
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -145,7 +145,7 @@ def test_a_tree_without_leaves_is_an_index(tmp_path):
 @pytest.fixture
 def steps(monkeypatch):
     """Names of leaves that are read or brought to the host, and of shards written."""
-    seen, write, to_array = [], safetensors_file.write, store.to_array
+    seen, write, to_array = [], safetensors_file.write, save_load.to_array
 
     def writing(path, *args):
         seen.append(path.name[:11])
@@ -156,7 +156,7 @@ def steps(monkeypatch):
         return to_array(name, leaf)
 
     monkeypatch.setattr(safetensors_file, "write", writing)
-    monkeypatch.setattr(store, "to_array", bringing)
+    monkeypatch.setattr(save_load, "to_array", bringing)
     return seen
 
 
@@ -166,7 +166,9 @@ def test_a_shard_is_written_before_the_next_leaves_are_taken(steps, tmp_path):
     first, second, third = (f"model-0000{number}" for number in (1, 2, 3))
     assert steps == ["a", "b", first, "c", "d", second, "e", third]
     steps.clear()
-    store.copy(tmp_path / "x", tmp_path / "y", max_shard_bytes=8, progress=steps.append)
+    save_load.copy(
+        tmp_path / "x", tmp_path / "y", max_shard_bytes=8, progress=steps.append
+    )
     assert steps[:4] == ["a", "model-00001", "b", "model-00002"]
 
 
@@ -355,7 +357,7 @@ def test_a_checkpoint_is_copied_into_shards_and_back(name, tmp_path):
     text = run("convert", tmp_path / name, tmp_path / "two", "--max-shard-bytes", 32)
     assert "Wrote 3 leaves" in text
     assert len(shards_of(tmp_path / "two")) == 2
-    store.copy(tmp_path / "two", tmp_path / "three.safetensors")
+    save_load.copy(tmp_path / "two", tmp_path / "three.safetensors")
     for copied in ("two", "three.safetensors"):
         same(ta.load(tmp_path / copied, {**zeros_of(tree), "step": 0}), tree)
 
@@ -378,7 +380,7 @@ def test_a_migration_is_written_in_shards(steps, tmp_path):
     table["step"] = ("step", "count")
     migration = ta.Migration(table)
     steps.clear()
-    store.copy(
+    save_load.copy(
         tmp_path / "x.safetensors",
         tmp_path / "y",
         migration=migration,

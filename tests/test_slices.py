@@ -26,14 +26,14 @@ from sizes import some
 from test_migration_properties import migration, tables
 
 import treeadapt as ta
-from treeadapt import arrays
-from treeadapt.checkpoints import boxes
-from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.checkpoints.stored import DTYPES
-from treeadapt.migrations import moved_array, parts
+from treeadapt.checkpoints import array_boxes
+from treeadapt.checkpoints.array_boxes import FileArray
+from treeadapt.checkpoints.record import DTYPES
+from treeadapt.migrations import box_parts, moved_array
+from treeadapt.migrations.box_parts import parts_of_box
 from treeadapt.migrations.moved_array import moved_arrays, pays
-from treeadapt.migrations.parts import parts_of_box
 from treeadapt.migrations.running import run
+from treeadapt.trees import arrays
 
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
@@ -76,7 +76,9 @@ def test_boxes_of_a_file_are_those_of_numpy(tmp_path_factory, data):
     path.write_bytes(b"before" + whole.tobytes() + b"after")
     with pytest.MonkeyPatch.context() as patch:
         # Blocks and gaps as small as the arrays, so that every way is taken.
-        patch.setattr(boxes, "_BLOCK_BYTES", data.draw(st.sampled_from([1, 8, 64])))
+        patch.setattr(
+            array_boxes, "_BLOCK_BYTES", data.draw(st.sampled_from([1, 8, 64]))
+        )
         patch.setattr(moved_array, "GAP_BYTES", data.draw(st.sampled_from([1, 8, 64])))
         array = FileArray(path, 6, shape, dtype)
         with counted(patch) as counts:
@@ -115,7 +117,7 @@ def test_what_is_between_boxes_is_not_read(tmp_path, monkeypatch, shape):
     array = FileArray(tmp_path / "x", 0, shape, whole.dtype)
     *outer, rows, _ = shape
     wanted = [
-        (*parts.whole(outer), slice(start, start + rows // 8), slice(0, shape[-1]))
+        (*box_parts.whole(outer), slice(start, start + rows // 8), slice(0, shape[-1]))
         for start in (0, rows // 8 * 7)  # as of a process with every seventh device
     ]
     with counted(monkeypatch) as counts:
@@ -135,7 +137,7 @@ def test_a_long_row_is_read_in_blocks(tmp_path, monkeypatch):
         found = array.read(wanted)
     np.testing.assert_array_equal(np.concatenate(found, 2), whole)
     assert sum(counts) == whole.nbytes
-    assert max(counts) <= boxes._BLOCK_BYTES
+    assert max(counts) <= array_boxes._BLOCK_BYTES
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -25,8 +25,8 @@ from trees import mlp
 
 import treeadapt as ta
 from treeadapt import apply_updates, schedule_free_eval_params, tree_get, tree_set
-from treeadapt.optax_fields import STATE_FIELDS, is_state_class
 from treeadapt.state.fields import _search
+from treeadapt.transforms.optax_fields import STATE_FIELDS, is_state_class
 
 ADAM = optax.adam(0.1)
 GIVEN = {

@@ -22,19 +22,21 @@ from flax import nnx
 from test_checkpoints import write
 
 import treeadapt as ta
-from treeadapt import data_files, errors, patterns
+from treeadapt import errors
 from treeadapt.checkpoints import (
     orbax_folder,
+    record,
     safetensors_file,
     schema_file,
-    stored,
     torch_file,
     torch_pickle,
 )
 from treeadapt.migrations import files as migration_files
 from treeadapt.migrations import groups
 from treeadapt.optimizers import building
+from treeadapt.patterns import glob as patterns
 from treeadapt.selection import files
+from treeadapt.text import data_files
 from treeadapt.trees import flatten
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +64,7 @@ UNPICKLES |= {"joblib", "yaml"}
 IMPORTERS = ("import_module", "resolve_name")
 IMPORTS_BY_NAME = {
     "treeadapt/__init__.py",
-    "treeadapt/adapters/registry.py",
+    "treeadapt/trees/adapters/registry.py",
     "treeadapt/cli/sources.py",
 }
 
@@ -290,8 +292,8 @@ def test_the_policy_states_the_caps_as_they_are():
         "characters of a pattern with wildcards": patterns.MAX_CHARACTERS,
         "`**` in a pattern": patterns.MAX_ANY_DEPTH,
         "digits of a number in a pattern": patterns.MAX_DIGITS,
-        "leaves of a checkpoint": stored.MAX_LEAVES,
-        "axes of an array in a checkpoint": stored.MAX_RANK,
+        "leaves of a checkpoint": record.MAX_LEAVES,
+        "axes of an array in a checkpoint": record.MAX_RANK,
         "bytes of a schema": schema_file.MAX_BYTES,
         "bytes of a safetensors header": safetensors_file._MAX_HEADER_BYTES,
         "bytes of a pickle of PyTorch": torch_file._MAX_PICKLE_BYTES,

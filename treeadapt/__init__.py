@@ -47,14 +47,8 @@ from typing import Any
 # Room -> its public names. ``__init__.pyi`` says the same to type checkers.
 _NAMES_IN = {
     "_version": "__version__",
-    "adapters.adapter": "BOX Adapter Flat",
-    "adapters.registry": "AdapterRegistry default_registry register",
-    "arrays": "Params Tree",
     "checkpoints.load_report": "LoadReport",
-    "checkpoints.store": "compare_checkpoint load read_metadata save",
-    "convert": "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths",
-    "drafts.draft": "draft_migration",
-    "drafts.migration_draft": "MigrationDraft",
+    "checkpoints.save_load": "compare_checkpoint load read_metadata save",
     "errors": (
         "AdapterError CheckpointError CollectionWarning FreezeError MigrationError "
         "NoArraysError OverlapError PathCollisionError PathError PatternError "
@@ -67,18 +61,21 @@ _NAMES_IN = {
     "migrations.migration": "Migration load_migration",
     "migrations.plan": "MigrationPlan",
     "optimizers.load": "load_optimizer",
-    "patterns": "escape",
+    "patterns.glob": "escape",
+    "porting.drafts.draft": "draft_migration",
+    "porting.drafts.migration_draft": "MigrationDraft",
+    "porting.wrong_rows.find": "WrongRows find_wrong_rows",
     "reports.diff": "Difference TreeDiff tree_diff",
     "reports.memory": "MemoryPlan",
     "reports.summary": "Summary summarize",
-    "selection.freeze_spec": "FreezeSpec",
     "selection.decision": "STATIC Decision",
+    "selection.freeze_spec": "FreezeSpec",
     "selection.largest_axis": "shard_largest",
     "selection.rules": "Rules RulesLike load_rules param_labels param_mask",
     "selection.selectors": "Selector Where glob leaf node",
-    "sharding.training_state": "named_shardings partition_specs",
+    "selection.splitting": "Rest map_where merge split",
     "sharding.state": "init_sharded opt_state_shardings",
-    "splitting": "Rest map_where merge split",
+    "sharding.training_state": "named_shardings partition_specs",
     "state.callbacks": "tree_map_params value_and_grad_from_state",
     "state.carry_state": "CarryReport carry_state",
     "state.fields": "schedule_free_eval_params tree_get tree_set",
@@ -91,7 +88,12 @@ _NAMES_IN = {
     "transforms.per_layer": "per_layer",
     "transforms.scale": "scale_by_rules",
     "transforms.updates": "apply_updates incremental_update",
-    "wrong_rows.find": "WrongRows find_wrong_rows",
+    "trees.adapters.adapter": "BOX Adapter Flat",
+    "trees.adapters.registry": "AdapterRegistry default_registry register",
+    "trees.arrays": "Params Tree",
+    "trees.state_dict": (
+        "from_flat_dict from_state_dict to_flat_dict to_state_dict tree_paths"
+    ),
 }
 _ROOM_OF = {name: room for room, names in _NAMES_IN.items() for name in names.split()}
 __all__ = sorted(_ROOM_OF)

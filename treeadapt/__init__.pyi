@@ -2,20 +2,13 @@
 # the same names.
 
 from treeadapt._version import __version__
-from treeadapt.adapters.adapter import BOX, Adapter, Flat
-from treeadapt.adapters.registry import AdapterRegistry, default_registry, register
-from treeadapt.arrays import Params, Tree
 from treeadapt.checkpoints.load_report import LoadReport
-from treeadapt.checkpoints.store import compare_checkpoint, load, read_metadata, save
-from treeadapt.convert import (
-    from_flat_dict,
-    from_state_dict,
-    to_flat_dict,
-    to_state_dict,
-    tree_paths,
+from treeadapt.checkpoints.save_load import (
+    compare_checkpoint,
+    load,
+    read_metadata,
+    save,
 )
-from treeadapt.drafts.draft import draft_migration
-from treeadapt.drafts.migration_draft import MigrationDraft
 from treeadapt.errors import (
     AdapterError,
     CheckpointError,
@@ -50,7 +43,10 @@ from treeadapt.errors import (
 from treeadapt.migrations.migration import Migration, load_migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.optimizers.load import load_optimizer
-from treeadapt.patterns import escape
+from treeadapt.patterns.glob import escape
+from treeadapt.porting.drafts.draft import draft_migration
+from treeadapt.porting.drafts.migration_draft import MigrationDraft
+from treeadapt.porting.wrong_rows.find import WrongRows, find_wrong_rows
 from treeadapt.reports.diff import Difference, TreeDiff, tree_diff
 from treeadapt.reports.memory import MemoryPlan
 from treeadapt.reports.summary import Summary, summarize
@@ -65,9 +61,9 @@ from treeadapt.selection.rules import (
     param_mask,
 )
 from treeadapt.selection.selectors import Selector, Where, glob, leaf, node
+from treeadapt.selection.splitting import Rest, map_where, merge, split
 from treeadapt.sharding.state import init_sharded, opt_state_shardings
 from treeadapt.sharding.training_state import named_shardings, partition_specs
-from treeadapt.splitting import Rest, map_where, merge, split
 from treeadapt.state.callbacks import tree_map_params, value_and_grad_from_state
 from treeadapt.state.carry_state import CarryReport, carry_state
 from treeadapt.state.fields import schedule_free_eval_params, tree_get, tree_set
@@ -80,7 +76,20 @@ from treeadapt.transforms.partition import freeze, partition
 from treeadapt.transforms.per_layer import per_layer
 from treeadapt.transforms.scale import scale_by_rules
 from treeadapt.transforms.updates import apply_updates, incremental_update
-from treeadapt.wrong_rows.find import WrongRows, find_wrong_rows
+from treeadapt.trees.adapters.adapter import BOX, Adapter, Flat
+from treeadapt.trees.adapters.registry import (
+    AdapterRegistry,
+    default_registry,
+    register,
+)
+from treeadapt.trees.arrays import Params, Tree
+from treeadapt.trees.state_dict import (
+    from_flat_dict,
+    from_state_dict,
+    to_flat_dict,
+    to_state_dict,
+    tree_paths,
+)
 
 __all__ = [
     "BOX",

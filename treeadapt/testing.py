@@ -15,18 +15,18 @@ from typing import Any
 
 import jax
 
-from treeadapt.adapters.adapter import BOX
-from treeadapt.adapters.registry import NodeKind, current_registry
-from treeadapt.convert import (
+from treeadapt.errors import AdapterError, TreeAdaptWarning
+from treeadapt.selection.splitting import merge, split
+from treeadapt.trees.adapters.adapter import BOX
+from treeadapt.trees.adapters.registry import NodeKind, current_registry
+from treeadapt.trees.opaque import Searcher
+from treeadapt.trees.paths import SEPARATOR, segment
+from treeadapt.trees.state_dict import (
     from_flat_dict,
     from_state_dict,
     to_flat_dict,
     to_state_dict,
 )
-from treeadapt.errors import AdapterError, TreeAdaptWarning
-from treeadapt.paths import SEPARATOR, segment
-from treeadapt.splitting import merge, split
-from treeadapt.trees.opaque import Searcher
 from treeadapt.trees.views import view_nested
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-TABLES = REPOSITORY / "treeadapt" / "tables"
+TABLES = REPOSITORY / "treeadapt" / "migrations" / "tables"
 ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 
 #: What pip installs without what it depends on, and then with it.

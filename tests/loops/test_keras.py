@@ -244,7 +244,7 @@ import sys
 import jax.numpy as jnp
 import treeadapt as ta
 ta.tree_paths({"w": jnp.ones(2)})
-assert not {"keras", "treeadapt.adapters.keras"} & set(sys.modules)
+assert not {"keras", "treeadapt.trees.adapters.keras"} & set(sys.modules)
 import keras
 layer = keras.layers.Dense(1, name="late")
 layer(jnp.ones((1, 2)))

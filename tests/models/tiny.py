@@ -25,7 +25,7 @@ import treeadapt as ta
 transformers = pytest.importorskip("transformers", reason="see `make test-models`")
 
 MIGRATIONS = Path(__file__).parents[2] / "docs" / "examples" / "migrations"
-PUBLISHED = Path(__file__).parents[2] / "treeadapt" / "tables"
+PUBLISHED = Path(__file__).parents[2] / "treeadapt" / "migrations" / "tables"
 HAS_TORCH = transformers.is_torch_available()
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 35], [8, 9, 7, 9, 3, 2, 3, 8, 4, 0]])
 

@@ -16,13 +16,11 @@ from typing import Any, Literal
 
 from jax.sharding import PartitionSpec, Sharding
 
-from treeadapt.arrays import is_array
 from treeadapt.checkpoints.leaves import as_array
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, require_migration, source_of
 from treeadapt.checkpoints.reading import read_ahead
-from treeadapt.checkpoints.stored import Stored
-from treeadapt.convert import describe
+from treeadapt.checkpoints.record import Stored
 from treeadapt.errors import (
     CheckpointError,
     MigrationError,
@@ -31,10 +29,12 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import SHOWN, fold, listing, section
-from treeadapt.optax_fields import is_state_class
-from treeadapt.paths import as_tree
 from treeadapt.selection.selectors import select
+from treeadapt.text.names import SHOWN, fold, listing, section
+from treeadapt.transforms.optax_fields import is_state_class
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe
+from treeadapt.trees.paths import as_tree
 from treeadapt.trees.views import TreeView, view_tree
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from treeadapt.convert import describe
-from treeadapt.data_files import one_line
 from treeadapt.errors import CheckpointError, TreeAdaptError
-from treeadapt.names import listing
+from treeadapt.text.data_files import one_line
+from treeadapt.text.names import listing
+from treeadapt.trees.describing import describe
 
 AGAIN = "Download or copy it again."  # what is not whole
 

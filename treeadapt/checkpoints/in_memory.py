@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from treeadapt.checkpoints.leaves import stored_form, to_array
-from treeadapt.checkpoints.stored import SHAPES, TREE, Leaf, Stored
+from treeadapt.checkpoints.record import SHAPES, TREE, Leaf, Stored
 from treeadapt.trees.views import view_tree
 
 

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from treeadapt.arrays import is_array, is_number
-from treeadapt.checkpoints.boxes import boxes_here, on_devices
+from treeadapt.checkpoints.array_boxes import boxes_here, on_devices
 from treeadapt.checkpoints.processes import spans_processes
-from treeadapt.checkpoints.stored import NUMBER, Leaf, require_form
+from treeadapt.checkpoints.record import NUMBER, Leaf, require_form
 from treeadapt.errors import CheckpointError
-from treeadapt.migrations.casting import converted, is_lost
+from treeadapt.migrations.box_parts import Box, whole
 from treeadapt.migrations.moved_array import read_boxes
-from treeadapt.migrations.parts import Box, whole
-from treeadapt.names import listing
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import is_array, is_number
+from treeadapt.trees.casting import converted, is_lost
 
 _OF_NUMPY = np.ndarray | np.generic
 

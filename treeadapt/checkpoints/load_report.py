@@ -1,7 +1,7 @@
 """How the leaves of a checkpoint fit those of a target.
 
 Takes metadata and abstract or concrete leaves; gives a ``LoadReport``. Both sides are
-records of the same type. Reads no file: ``store`` hands over what is in one.
+records of the same type. Reads no file: ``save_load`` hands over what is in one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array, is_number
 from treeadapt.checkpoints.leaves import stored_form
-from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored
-from treeadapt.convert import describe
-from treeadapt.migrations.casting import converted, is_lost
-from treeadapt.names import Mismatch, listing, plural, section, size_text
+from treeadapt.checkpoints.record import NUMBER, Leaf, Stored
+from treeadapt.text.names import Mismatch, listing, plural, section, size_text
+from treeadapt.trees.arrays import is_array, is_number
+from treeadapt.trees.casting import converted, is_lost
+from treeadapt.trees.describing import describe
 
 _FAMILIES = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 

@@ -29,7 +29,7 @@ from treeadapt.checkpoints import (
 from treeadapt.checkpoints.errors import AGAIN, refuse
 from treeadapt.checkpoints.remote import HEAD_BYTES, AnyPath, RemotePath, read_range
 from treeadapt.checkpoints.shard_index import ending_of_shards
-from treeadapt.names import Speller, listing, plural
+from treeadapt.text.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
     "safetensors": safetensors_file,

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.checkpoints.boxes import boxes_here
+from treeadapt.checkpoints.array_boxes import boxes_here
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import (
     abstract_form,
@@ -28,10 +28,10 @@ from treeadapt.checkpoints.leaves import (
 )
 from treeadapt.checkpoints.load_report import by_value, misfit
 from treeadapt.checkpoints.reading import batches, read_arrays
+from treeadapt.checkpoints.record import Leaf, Stored
 from treeadapt.checkpoints.remote import checkpoint_path
-from treeadapt.checkpoints.stored import Leaf, Stored
-from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.box_parts import whole
 from treeadapt.migrations.chain import units_of
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.migration import Migration, load_migration
@@ -41,13 +41,13 @@ from treeadapt.migrations.moved_array import (
     moved_arrays,
     pays,
 )
-from treeadapt.migrations.parts import whole
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
-from treeadapt.names import listing
-from treeadapt.tables.published import CONFIG, is_name
+from treeadapt.migrations.tables.published import CONFIG, is_name
+from treeadapt.text.names import listing
+from treeadapt.trees.describing import describe
 
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.arrays import is_array
 from treeadapt.checkpoints.errors import AGAIN, refuse
+from treeadapt.checkpoints.record import NUMBER, Leaf, Stored, abstract
 from treeadapt.checkpoints.remote import AnyPath
-from treeadapt.checkpoints.stored import NUMBER, Leaf, Stored, abstract
-from treeadapt.names import listing
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import is_array
 
 
 def read_metadata(path: AnyPath) -> Stored:

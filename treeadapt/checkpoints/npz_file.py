@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.checkpoints.errors import AGAIN, refuse
+from treeadapt.checkpoints.record import MAX_LEAVES, Leaf, Stored, abstract
 from treeadapt.checkpoints.remote import AnyPath
-from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, abstract
-from treeadapt.names import listing
+from treeadapt.text.names import listing
 
 _ENDING = ".npy"
 _NOT_NUMBERS = "OSUMmV"  # kinds: objects, bytes, texts, dates, durations, no name

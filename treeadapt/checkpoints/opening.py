@@ -25,12 +25,12 @@ from treeadapt.checkpoints.locating import (
     near_name,
     require_content,
 )
+from treeadapt.checkpoints.record import Stored
 from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES, AnyPath, checkpoint_path
 from treeadapt.checkpoints.replacing import restore
-from treeadapt.checkpoints.stored import Stored
 from treeadapt.checkpoints.versions import stamp, watched
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
-from treeadapt.names import first_rows, listing
+from treeadapt.text.names import first_rows, listing
 
 _OF_PARTS = ("safetensors", "orbax", "torch")  # may be several files
 

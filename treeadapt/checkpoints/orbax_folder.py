@@ -28,12 +28,9 @@ from urllib.parse import quote, unquote
 import jax
 import numpy as np
 
-from treeadapt.arrays import is_array
 from treeadapt.checkpoints.errors import refuse
 from treeadapt.checkpoints.processes import spans_processes
-from treeadapt.checkpoints.remote import AnyPath, RemotePath
-from treeadapt.checkpoints.schema_file import marks_of
-from treeadapt.checkpoints.stored import (
+from treeadapt.checkpoints.record import (
     MAX_LEAVES,
     NUMBER,
     Leaf,
@@ -42,9 +39,12 @@ from treeadapt.checkpoints.stored import (
     marked,
     sound_marks,
 )
+from treeadapt.checkpoints.remote import AnyPath, RemotePath
+from treeadapt.checkpoints.schema_file import marks_of
 from treeadapt.errors import CheckpointError, PathCollisionError
-from treeadapt.names import listing
-from treeadapt.paths import nested, segment
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.paths import nested, segment
 
 METADATA = "_METADATA"
 _MAX_METADATA_BYTES = 64 * 2**20

@@ -20,10 +20,10 @@ from typing import Any
 
 import jax
 
-from treeadapt import _jax
-from treeadapt.arrays import is_array
 from treeadapt.errors import CheckpointError, TreeAdaptError
-from treeadapt.names import listing, shorten
+from treeadapt.text.names import listing, shorten
+from treeadapt.trees import _jax
+from treeadapt.trees.arrays import is_array
 
 _ARRIVAL_S = 300  # as long as Orbax waits
 _WORK_S = 24 * 3600  # for processes that all came; the dead are noticed before

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from treeadapt.arrays import empty
 from treeadapt.checkpoints import in_memory
-from treeadapt.checkpoints.boxes import (
+from treeadapt.checkpoints.array_boxes import (
     FileArray,
     ReadArray,
     read_together,
@@ -21,11 +20,12 @@ from treeadapt.checkpoints.boxes import (
 )
 from treeadapt.checkpoints.errors import refuse, reported
 from treeadapt.checkpoints.locating import FORMATS
+from treeadapt.checkpoints.record import TREE, Stored
 from treeadapt.checkpoints.remote import REQUESTS, RemotePath
-from treeadapt.checkpoints.stored import TREE, Stored
-from treeadapt.convert import describe
-from treeadapt.migrations.parts import Box, lengths, whole
-from treeadapt.names import listing
+from treeadapt.migrations.box_parts import Box, lengths, whole
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import empty
+from treeadapt.trees.describing import describe
 
 _BATCH_BYTES = 2**28
 _T = TypeVar("_T")

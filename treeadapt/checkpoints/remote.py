@@ -28,7 +28,7 @@ from urllib.request import url2pathname
 
 from treeadapt.checkpoints.errors import named_path, refuse
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing, shorten
+from treeadapt.text.names import listing, shorten
 
 MAX_INFLIGHT_BYTES = 2**31
 REQUESTS = 16

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
-from treeadapt.names import listing
+from treeadapt.text.names import listing
 
 try:
     import fcntl

@@ -20,12 +20,9 @@ import jax
 import numpy as np
 
 from treeadapt.checkpoints import shard_index
-from treeadapt.checkpoints.boxes import FileArray
+from treeadapt.checkpoints.array_boxes import FileArray
 from treeadapt.checkpoints.errors import AGAIN, refuse, reported
-from treeadapt.checkpoints.remote import AnyPath, read_range
-from treeadapt.checkpoints.schema_file import marks_of
-from treeadapt.checkpoints.shard_index import MARK, ending_of_shards
-from treeadapt.checkpoints.stored import (
+from treeadapt.checkpoints.record import (
     MAX_LEAVES,
     Leaf,
     Stored,
@@ -33,9 +30,12 @@ from treeadapt.checkpoints.stored import (
     marked,
     sound_marks,
 )
-from treeadapt.data_files import parse_json
+from treeadapt.checkpoints.remote import AnyPath, read_range
+from treeadapt.checkpoints.schema_file import marks_of
+from treeadapt.checkpoints.shard_index import MARK, ending_of_shards
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing
+from treeadapt.text.data_files import parse_json
+from treeadapt.text.names import listing
 
 _MAX_HEADER_BYTES = 64 * 2**20
 ENDING = "safetensors"

@@ -21,8 +21,7 @@ from typing import Any
 import jax
 
 from treeadapt.checkpoints.errors import refuse
-from treeadapt.checkpoints.remote import AnyPath
-from treeadapt.checkpoints.stored import (
+from treeadapt.checkpoints.record import (
     MARKS_VERSION,
     MAX_LEAVES,
     NUMBER,
@@ -32,10 +31,11 @@ from treeadapt.checkpoints.stored import (
     marked,
     require_form,
 )
-from treeadapt.convert import describe
-from treeadapt.data_files import VERSION, DataFile, FileField
+from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing
+from treeadapt.text.data_files import VERSION, DataFile, FileField
+from treeadapt.text.names import listing
+from treeadapt.trees.describing import describe
 
 ENDING = ".schema.toml"
 # Eight times the 22,000 leaves of a large mixture of experts; read in seconds.

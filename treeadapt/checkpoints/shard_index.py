@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from treeadapt.checkpoints.errors import refuse, reported
+from treeadapt.checkpoints.record import MAX_LEAVES, Leaf, Stored, has_version
 from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
-from treeadapt.checkpoints.stored import MAX_LEAVES, Leaf, Stored, has_version
-from treeadapt.data_files import parse_json
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing
+from treeadapt.text.data_files import parse_json
+from treeadapt.text.names import listing
 
 MARK = "treeadapt"  # the only entry of an index's metadata with a meaning here
 _MAX_INDEX_BYTES = 64 * 2**20

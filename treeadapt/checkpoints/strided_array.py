@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from treeadapt.arrays import empty
-from treeadapt.checkpoints.boxes import FileArray
-from treeadapt.migrations.parts import Box, lengths, whole
+from treeadapt.checkpoints.array_boxes import FileArray
+from treeadapt.migrations.box_parts import Box, lengths, whole
+from treeadapt.trees.arrays import empty
 
 _BLOCK_BYTES = 2**24
 

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from treeadapt.checkpoints import shard_index, torch_pickle
-from treeadapt.checkpoints.boxes import FileArray, read_together
+from treeadapt.checkpoints.array_boxes import FileArray, read_together
 from treeadapt.checkpoints.errors import AGAIN, refuse
-from treeadapt.checkpoints.remote import AnyPath, RemotePath, opened_ranges, read_range
-from treeadapt.checkpoints.stored import (
+from treeadapt.checkpoints.record import (
     DTYPES,
     MAX_LEAVES,
     NUMBER,
@@ -29,10 +28,11 @@ from treeadapt.checkpoints.stored import (
     Stored,
     abstract,
 )
+from treeadapt.checkpoints.remote import AnyPath, RemotePath, opened_ranges, read_range
 from treeadapt.checkpoints.strided_array import array_in_file, length
 from treeadapt.checkpoints.torch_pickle import Other, Storage, Tensor
-from treeadapt.migrations.parts import whole
-from treeadapt.names import listing, plural
+from treeadapt.migrations.box_parts import whole
+from treeadapt.text.names import listing, plural
 
 ENDINGS = ("bin", "ckpt", "pt", "pth")
 WHOLE = "pytorch_model.bin"  # in a folder, as Hugging Face's tools name the files

@@ -15,7 +15,7 @@ import pickletools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treeadapt.checkpoints.stored import DTYPES
+from treeadapt.checkpoints.record import DTYPES
 
 _MAX_OPCODES = 2**24  # each makes at most one object
 _STORAGE_DTYPES = (

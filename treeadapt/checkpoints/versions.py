@@ -10,7 +10,7 @@ from typing import Any
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing
+from treeadapt.text.names import listing
 
 
 @contextlib.contextmanager

@@ -19,10 +19,10 @@ from treeadapt.checkpoints import orbax_folder, safetensors_file, schema_file
 from treeadapt.checkpoints.errors import named_path, reported
 from treeadapt.checkpoints.locating import FORMATS, checkpoints_in, format_of
 from treeadapt.checkpoints.processes import agreed
+from treeadapt.checkpoints.record import Leaf
 from treeadapt.checkpoints.replacing import replaced
-from treeadapt.checkpoints.stored import Leaf
 from treeadapt.errors import CheckpointError
-from treeadapt.names import listing
+from treeadapt.text.names import listing
 
 SHARDS = "safetensors shards"
 

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 import optax
 
-from treeadapt.convert import to_flat_dict, to_state_dict
 from treeadapt.reports.summary import summarize
 from treeadapt.selection.rules import Rules, param_labels
-from treeadapt.splitting import merge, split
+from treeadapt.selection.splitting import merge, split
 from treeadapt.transforms.partition import FROZEN, partition
+from treeadapt.trees.state_dict import to_flat_dict, to_state_dict
 
 _SIZES = (100, 1_000, 10_000)
 _REPEATS = 7  # fewer if they take long

@@ -23,10 +23,10 @@ from typing import Any
 
 import click
 
-from treeadapt.checkpoints import locating, remote, store
+from treeadapt.checkpoints import locating, remote, save_load
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
-from treeadapt.cli import converting, optimizing, options, printing, sources
+from treeadapt.cli import convert_command, optimizing, options, printing, sources
 from treeadapt.cli.bench import bench_rows
 from treeadapt.cli.explaining import explain_row, explain_rules
 from treeadapt.cli.lint import (
@@ -37,19 +37,19 @@ from treeadapt.cli.lint import (
     planned,
     read_migration,
 )
-from treeadapt.drafts.draft import draft_migration
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.rows import unchecked_text
-from treeadapt.names import listing, plural
+from treeadapt.migrations.tables.published import published, tables_of
 from treeadapt.optimizers.load import OptimizerFile
+from treeadapt.porting.drafts.draft import draft_migration
 from treeadapt.reports.diff import TreeDiff, compared, tree_diff
 from treeadapt.reports.summary import Finding, findings, habits, summarize
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import Decision
 from treeadapt.selection.rules import Rules, load_rules
-from treeadapt.tables.published import published, tables_of
+from treeadapt.text.names import listing, plural
 from treeadapt.trees.views import view_tree
 
 app = options.app
@@ -456,13 +456,13 @@ def convert(
             raise click.UsageError(text)
         if form == "safetensors" and max_shard_bytes is None:
             folder = folder.parent
-        rest = converting.other_files(like, folder, Path(destination))
+        rest = convert_command.other_files(like, folder, Path(destination))
     if sources.names_function(source) and not migrations and not needs_arrays:
         tree = sources.read_tree(source)
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
         if not dry_run:
-            store.save(destination, tree)
+            save_load.save(destination, tree)
     else:
         stored = sources.read_checkpoint(source)
         if needs_arrays:
@@ -475,7 +475,7 @@ def convert(
                 original = fitted.stored  # a schema has no arrays
         written: Mapping[str, Any] = stored.leaves
         if migrations:
-            file, table, plan = converting.fitting_migration(
+            file, table, plan = convert_command.fitting_migration(
                 migrations, stored.leaves, likes, (like, source), reverse=reverse
             )
             if len(migrations) > 1:
@@ -490,7 +490,7 @@ def convert(
         if not dry_run:
             sizes = {path: size_bytes(leaf) for path, leaf in written.items()}
             with printing.bar(f"Writing {destination}", sum(sizes.values())) as shown:
-                store.copy(
+                save_load.copy(
                     source,
                     destination,
                     migration=table,
@@ -504,7 +504,7 @@ def convert(
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
     if rest is not None and like is not None:
         if not dry_run:
-            converting.copy_files(rest, folder)
+            convert_command.copy_files(rest, folder)
         for line in rest.lines(like, "Would copy" if dry_run else "Copied"):
             click.echo(printable(line))
 

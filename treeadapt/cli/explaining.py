@@ -16,12 +16,12 @@ from jax.sharding import PartitionSpec
 from treeadapt.cli.optimizing import explain_optimizer
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan
-from treeadapt.names import Speller, listing
 from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.selectors import select
 from treeadapt.sharding.specs import spec_text
+from treeadapt.text.names import Speller, listing
 
 
 def explain_rules(

@@ -13,8 +13,8 @@ from treeadapt.checkpoints.migrated import named_migration
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, pairs_text
-from treeadapt.names import fold, listing
 from treeadapt.reports.summary import Finding
+from treeadapt.text.names import fold, listing
 from treeadapt.trees.views import view_tree
 
 ONE_WAY = "one-way"

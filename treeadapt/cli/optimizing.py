@@ -13,9 +13,7 @@ from typing import Any
 import click
 
 from treeadapt.cli.lint import OPTIMIZER
-from treeadapt.data_files import one_line
 from treeadapt.errors import RulesFileError
-from treeadapt.names import listing
 from treeadapt.optimizers.building import NOTHING
 from treeadapt.optimizers.checks import state_bytes, tree_findings
 from treeadapt.optimizers.load import (
@@ -25,6 +23,8 @@ from treeadapt.optimizers.load import (
 )
 from treeadapt.reports.summary import Finding, OptimizerRow, Summary
 from treeadapt.selection.decision import STATIC
+from treeadapt.text.data_files import one_line
+from treeadapt.text.names import listing
 from treeadapt.transforms.partition import FROZEN
 
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000)
@@ -44,7 +44,7 @@ def read_optimizers(
         RulesFileError: the file cannot be read.
         click.UsageError: a value is not TOML.
     """
-    import tomllib  # here, as in ``data_files``
+    import tomllib  # here, as in ``text/data_files``
 
     values: dict[str, Any] = {}
     for text in given:

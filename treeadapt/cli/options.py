@@ -17,8 +17,8 @@ import click
 
 from treeadapt._version import __version__
 from treeadapt.errors import TreeAdaptError
-from treeadapt.names import listing
 from treeadapt.reports.words import printable
+from treeadapt.text.names import listing
 
 PROGRAM = "treeadapt"
 UNUSABLE, _INTERRUPTED, NO_READER = 2, 130, 141  # the last two are 128 and the signal

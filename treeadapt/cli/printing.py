@@ -18,7 +18,6 @@ from typing import Any
 import click
 from jax.sharding import PartitionSpec
 
-from treeadapt.names import plural, size_text
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.outline import Total, added, ends
@@ -34,6 +33,7 @@ from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
+from treeadapt.text.names import plural, size_text
 
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 

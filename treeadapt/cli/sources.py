@@ -24,16 +24,14 @@ import click
 import jax
 from jax.sharding import AbstractMesh
 
-from treeadapt.arrays import is_array
 from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import restored_form, stored_form
+from treeadapt.checkpoints.record import NUMBER, Stored
 from treeadapt.checkpoints.remote import is_url, shown
 from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.checkpoints.shard_index import ending_of_shards
-from treeadapt.checkpoints.stored import NUMBER, Stored
 from treeadapt.cli.printing import bar
-from treeadapt.data_files import DataFile, one_line
 from treeadapt.errors import (
     CheckpointError,
     MigrationError,
@@ -43,12 +41,14 @@ from treeadapt.errors import (
 )
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration, load_migration
-from treeadapt.names import Speller, listing, plural
-from treeadapt.paths import as_tree
+from treeadapt.migrations.tables.published import is_name, published
 from treeadapt.reports.words import printable
 from treeadapt.selection.rules import Rules, load_rules
-from treeadapt.tables.published import is_name, published
+from treeadapt.text.data_files import DataFile, one_line
+from treeadapt.text.names import Speller, listing, plural
 from treeadapt.transforms.adapt import is_transformation
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.paths import as_tree
 from treeadapt.trees.views import TreeView, view_tree
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*(?<!\.py):[A-Za-z_][\w.]*")

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array, is_placed
 from treeadapt.layers.keys import read_layers, runs, runs_text
+from treeadapt.trees.arrays import is_array, is_placed
 
 _MOST_RUNS = 8  # beyond these, one gather is less work than so many slices
 

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from treeadapt.adapters.adapter import AxisNames
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import PathCollisionError, StackError
 from treeadapt.layers.keys import MAX_LAYERS, boxes, runs_text
 from treeadapt.layers.region import Along, Region, read_key
-from treeadapt.names import Speller, listing, paths_text
+from treeadapt.text.names import Speller, listing, paths_text
+from treeadapt.trees.adapters.adapter import AxisNames
+from treeadapt.trees.arrays import is_array
 from treeadapt.trees.axis_names import axis_names
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import Plan, TreeView
 
 _CAPTURE = re.compile(r"\{[A-Za-z_]\w*\}")

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from treeadapt.arrays import is_array
 from treeadapt.migrations.group import Group, size_bytes
 from treeadapt.migrations.groups import MAX_GROWTH, MAX_MORE_BYTES
 from treeadapt.migrations.moved_array import moved_arrays
@@ -27,7 +26,8 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.run_group import is_moved, run_group, spec_of
 from treeadapt.migrations.templates import PathsByCapture
-from treeadapt.names import listing, plural, size_text
+from treeadapt.text.names import listing, plural, size_text
+from treeadapt.trees.arrays import is_array
 
 Node = TypeVar("Node", bound=Hashable)
 

@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from treeadapt.data_files import VERSION, DataFile, FileField
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.operations import NOTES, OPERATIONS
 from treeadapt.migrations.rows import SPLIT, Row
 from treeadapt.migrations.templates import Template
-from treeadapt.names import listing
+from treeadapt.text.data_files import VERSION, DataFile, FileField
+from treeadapt.text.names import listing
 
 MIGRATION_FILE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
 MAX_ROWS = 10_000

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from treeadapt.arrays import is_array
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import Move
 from treeadapt.migrations.templates import Captures
+from treeadapt.trees.arrays import is_array
 
 
 class Taken(NamedTuple):

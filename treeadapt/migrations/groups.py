@@ -17,15 +17,7 @@ from typing import Any, NoReturn, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from treeadapt.arrays import is_array, is_inexact_dtype
-from treeadapt.convert import describe
 from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, indices
-from treeadapt.migrations.casting import (
-    factor_dtype,
-    has_zero,
-    kind_of,
-    wide_dtype,
-)
 from treeadapt.migrations.group import Group, Taken, shape_of, size_bytes
 from treeadapt.migrations.operations import Values
 from treeadapt.migrations.problems import Problems
@@ -33,7 +25,15 @@ from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.templates import decompose
-from treeadapt.names import listing, natural, plural, size_text
+from treeadapt.text.names import listing, natural, plural, size_text
+from treeadapt.trees.arrays import is_array, is_inexact_dtype
+from treeadapt.trees.casting import (
+    factor_dtype,
+    has_zero,
+    kind_of,
+    wide_dtype,
+)
+from treeadapt.trees.describing import describe
 
 MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 MAX_GROWTH = 32  # bytes that arrays become, for each byte of theirs

@@ -12,10 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array, is_array_class, is_inexact_dtype
-from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.casting import has_zero
 from treeadapt.migrations.chain import plan_chain
 from treeadapt.migrations.files import (
     FileTable,
@@ -41,8 +38,11 @@ from treeadapt.migrations.planning import (
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
-from treeadapt.names import Speller, listing, natural
-from treeadapt.tables.published import Config, find, is_name, stated_sizes
+from treeadapt.migrations.tables.published import Config, find, is_name, stated_sizes
+from treeadapt.text.names import Speller, listing, natural
+from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
+from treeadapt.trees.casting import has_zero
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import view_tree
 
 _FILLINGS = ("zeros", "target", DROPPED)

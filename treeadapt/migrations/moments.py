@@ -17,10 +17,10 @@ import numpy as np
 
 from treeadapt.layers.region import read_key
 from treeadapt.migrations.group import Group
-from treeadapt.names import listing
-from treeadapt.optax_fields import COPY_FIELDS
-from treeadapt.paths import SEPARATOR
-from treeadapt.state_map import cuts_of, last, parent
+from treeadapt.text.names import listing
+from treeadapt.transforms.optax_fields import COPY_FIELDS
+from treeadapt.transforms.state_map import cuts_of, last, parent
+from treeadapt.trees.paths import SEPARATOR
 
 _COUNT = "count"
 

@@ -21,10 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import copy_values, empty, is_array
 from treeadapt.migrations.axes import indices, names_of
-from treeadapt.migrations.group import Group
-from treeadapt.migrations.parts import (
+from treeadapt.migrations.box_parts import (
     Box,
     Part,
     SourceBoxes,
@@ -33,8 +31,10 @@ from treeadapt.migrations.parts import (
     parts_of_box,
     whole,
 )
+from treeadapt.migrations.group import Group
 from treeadapt.migrations.run_group import require_sound
 from treeadapt.migrations.running import run
+from treeadapt.trees.arrays import copy_values, empty, is_array
 
 GAP_BYTES = 2**12  # systems read whole pages, so a smaller gap is read over
 PIECE_BYTES = 2**10  # what a piece counts as at least, because each read takes time

@@ -19,10 +19,10 @@ from typing import Any, NoReturn, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.data_files import MAX_INTEGER
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.templates import NO_SIZES
-from treeadapt.names import Speller, listing
+from treeadapt.text.data_files import MAX_INTEGER
+from treeadapt.text.names import Speller, listing
 
 OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast", "multiply")
 NOTES = ("sizes", "checked", "optional", "check")

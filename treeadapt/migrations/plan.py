@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
-from treeadapt.html_table import html_table
-from treeadapt.migrations.alternatives import swappable
 from treeadapt.migrations.axes import REST
 from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
 from treeadapt.migrations.planning import assign, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
+from treeadapt.migrations.swappable import swappable
 from treeadapt.migrations.templates import BELOW
-from treeadapt.names import fold, listing, plural, size_text
-from treeadapt.paths import SEPARATOR
+from treeadapt.text.html_table import html_table
+from treeadapt.text.names import fold, listing, plural, size_text
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.paths import SEPARATOR
 
 #: What fills leaves in an inverse that a row drops: a target, if it has them.
 DROPPED = "dropped"

@@ -10,14 +10,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from treeadapt.arrays import is_array, is_number
-from treeadapt.convert import describe
 from treeadapt.migrations.group import Group, Taken, shape_of
 from treeadapt.migrations.groups import GroupMaker, Specs
 from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.templates import Index, PathsByCapture, Template
-from treeadapt.names import listing
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import is_array, is_number
+from treeadapt.trees.describing import describe
 
 #: Whether the result may have something at an address, with what it captured.
 HasPlace: TypeAlias = Callable[[Address, Mapping[str, Any]], bool]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from treeadapt.errors import MigrationError, MigrationProblem
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.templates import PathsByCapture
-from treeadapt.names import SHOWN, Speller, fold, listing, plural, section
+from treeadapt.text.names import SHOWN, Speller, fold, listing, plural, section
 
 
 class Cause(NamedTuple):

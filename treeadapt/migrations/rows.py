@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import (
     ANY_AXES,
@@ -35,7 +34,8 @@ from treeadapt.migrations.templates import (
     malformed,
     parse_template,
 )
-from treeadapt.names import Speller, listing, plural
+from treeadapt.text.names import Speller, listing, plural
+from treeadapt.trees.describing import describe
 
 SPLIT = " : "
 MAX_CHARACTERS = 4_096

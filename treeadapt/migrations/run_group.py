@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.arrays import is_array, is_number
-from treeadapt.convert import describe
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.planning import fits
 from treeadapt.migrations.running import filled, run
-from treeadapt.names import listing
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import is_array, is_number
+from treeadapt.trees.describing import describe
 
 _EXPLICIT = """ On a mesh with Explicit axes, call
 jax.sharding.auto_axes(migration, out_sharding=...) inside jit."""

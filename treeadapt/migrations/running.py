@@ -22,17 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from treeadapt.arrays import narrow_bits
 from treeadapt.migrations.axes import Axes, Axis, Product, indices, names_of
-from treeadapt.migrations.casting import (
+from treeadapt.migrations.operations import Values
+from treeadapt.migrations.rows import Piece
+from treeadapt.trees.arrays import narrow_bits
+from treeadapt.trees.casting import (
     converted,
     factor_dtype,
     has_infinite,
     is_lost,
     wide_dtype,
 )
-from treeadapt.migrations.operations import Values
-from treeadapt.migrations.rows import Piece
 
 #: What may be wrong with values.
 UNEQUAL = "the copies are not equal"

@@ -21,9 +21,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
 from treeadapt.errors import MigrationError
-from treeadapt.names import listing
-from treeadapt.paths import SEPARATOR
-from treeadapt.patterns import spans
+from treeadapt.patterns.glob import spans
+from treeadapt.text.names import listing
+from treeadapt.trees.paths import SEPARATOR
 
 #: What a path gives each capture: text, or a number.
 Captures: TypeAlias = dict[str, str | int]

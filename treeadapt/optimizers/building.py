@@ -20,10 +20,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import optax
 
-from treeadapt.arrays import is_array, is_number
-from treeadapt.data_files import one_line
 from treeadapt.errors import TreeAdaptError
-from treeadapt.names import Speller, listing, shorten
 from treeadapt.optimizers.factories import (
     LARGEST,
     PARTITION,
@@ -37,8 +34,11 @@ from treeadapt.optimizers.factories import (
 from treeadapt.selection.files import RULES_FILE, check_patterns, read_stacks
 from treeadapt.selection.rules import Rules
 from treeadapt.selection.selectors import Selector, as_selector
+from treeadapt.text.data_files import one_line
+from treeadapt.text.names import Speller, listing, shorten
 from treeadapt.transforms.adapt import is_transformation, with_extra_args
 from treeadapt.transforms.hyperparams import inject_hyperparams
+from treeadapt.trees.arrays import is_array, is_number
 
 MAX_DEPTH = 32
 MAX_VALUES = 10_000  # that are read; a named one each time that it is used

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
-from treeadapt.data_files import one_line
-from treeadapt.names import listing, plural
 from treeadapt.optimizers.building import Selection
 from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.selection.rules import Rules
-from treeadapt.state_map import init_of_arrays, map_state, view_init
+from treeadapt.text.data_files import one_line
+from treeadapt.text.names import listing, plural
 from treeadapt.transforms.partition import FROZEN
+from treeadapt.transforms.state_map import init_of_arrays, map_state, view_init
+from treeadapt.trees.arrays import is_array
 from treeadapt.trees.views import view_tree
 
 # These take a batch of gradients, which no tree can show.

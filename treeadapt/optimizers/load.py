@@ -17,9 +17,7 @@ from typing import Any
 
 import optax
 
-from treeadapt.data_files import VERSION, one_line
 from treeadapt.errors import RulesFileError, TreeAdaptError
-from treeadapt.names import Speller, listing, plural
 from treeadapt.optimizers.building import (
     MAX_DEPTH,
     Builder,
@@ -31,6 +29,8 @@ from treeadapt.optimizers.factories import REFUSED, Factory
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.files import RULES_FILE
 from treeadapt.selection.rules import Rules, rules_of
+from treeadapt.text.data_files import VERSION, one_line
+from treeadapt.text.names import Speller, listing, plural
 from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.partition import FROZEN, freeze, one_group, partition
 

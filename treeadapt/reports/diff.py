@@ -21,14 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import Tree, is_array
-from treeadapt.convert import describe
 from treeadapt.errors import TreeAdaptError, UnusedRuleError
-from treeadapt.names import first_rows, fold, leaves_below, listing, natural, plural
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import Names, pattern_text, unused_message
 from treeadapt.selection.rules import Rules, allowing
 from treeadapt.selection.selectors import Unused, Where, view_whole
+from treeadapt.text.names import (
+    first_rows,
+    fold,
+    leaves_below,
+    listing,
+    natural,
+    plural,
+)
+from treeadapt.trees.arrays import Tree, is_array
+from treeadapt.trees.describing import describe
 from treeadapt.trees.metadata import same_static
 
 Kind = Literal["removed", "added", "renamed", "reshaped", "retyped", "changed"]

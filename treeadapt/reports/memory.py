@@ -21,19 +21,19 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treeadapt import _jax
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import ShardingError, TransformError
-from treeadapt.names import fold, listing, plural, size_text
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.words import fitted, printable
 from treeadapt.sharding.params import decide_specs
 from treeadapt.sharding.specs import AxisRules, is_open, shard_shape, spec_text
 from treeadapt.sharding.state import in_memory, place_state
-from treeadapt.state_map import below, fast_params
+from treeadapt.text.names import fold, listing, plural, size_text
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import trained, view_params
+from treeadapt.transforms.state_map import below, fast_params
+from treeadapt.trees import _jax
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import TreeView, view_tree
 
 PARAMS, GRADIENTS, STATE = "params", "gradients", "state"

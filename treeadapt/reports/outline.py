@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeadapt.names import plural, range_text, size_text
 from treeadapt.reports.palette import REST, SIZES, Paint
 from treeadapt.reports.words import count_text, fitted, printable, share_text
+from treeadapt.text.names import plural, range_text, size_text
 
 LEGEND = ("label", "leaves", "params", "size", "share", "rules")
 _MAX_DEPTH = 40  # the rest of a path is one name

@@ -21,11 +21,9 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from treeadapt.arrays import Tree, is_array
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.errors import ShardingError, TreeAdaptError
 from treeadapt.layers.stacks import Layers
-from treeadapt.names import counts_text, listing, natural, plural, shorten, size_text
 from treeadapt.reports.html import html_page, html_part
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.memory import MemoryPlan, plan_memory
@@ -39,7 +37,16 @@ from treeadapt.selection.repairs import Names, advice_lines, entry_text
 from treeadapt.selection.rules import RulesLike, as_rules, require_order
 from treeadapt.selection.selectors import Unused, Where, select
 from treeadapt.sharding.specs import AxisRules, spec_text
+from treeadapt.text.names import (
+    counts_text,
+    listing,
+    natural,
+    plural,
+    shorten,
+    size_text,
+)
 from treeadapt.transforms.nnx_state import require_no_optimizer
+from treeadapt.trees.arrays import Tree, is_array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from treeadapt import paths as _paths
 from treeadapt.errors import UnusedAlternativeWarning
-from treeadapt.matcher import Matcher
-from treeadapt.names import listing, plural, section
-from treeadapt.patterns import REGEX_PREFIX, Pattern, alternatives, escape
+from treeadapt.patterns.glob import REGEX_PREFIX, Pattern, alternatives, escape
+from treeadapt.patterns.matcher import Matcher
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.repairs import LIKE_RANGE, Names, globs_of
+from treeadapt.text.names import listing, plural, section
+from treeadapt.trees import paths as _paths
 from treeadapt.trees.views import Plan
 
 _MOST = 64  # alternatives of one pattern

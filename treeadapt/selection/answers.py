@@ -14,13 +14,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from treeadapt.arrays import is_array, same_value
-from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, StackError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region
 from treeadapt.layers.stacks import Unrolled
-from treeadapt.names import first_rows, fold, listing, paths_text, plural, shorten
+from treeadapt.text.names import first_rows, fold, listing, paths_text, plural, shorten
+from treeadapt.trees.arrays import is_array, same_value
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import TreeView
 
 _SHOWN = 4  # rulings that an error lists

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from treeadapt import paths
-from treeadapt.arrays import is_array, same_value
-from treeadapt.convert import describe
 from treeadapt.errors import RulesError, SelectorError, TreeAdaptError
-from treeadapt.names import listing, shorten
+from treeadapt.text.names import listing, shorten
+from treeadapt.trees import paths
+from treeadapt.trees.arrays import is_array, same_value
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import view_tree
 
 

@@ -19,8 +19,6 @@ from typing import Any, Literal
 
 import jax.tree_util as jtu
 
-from treeadapt.arrays import same_value
-from treeadapt.convert import describe_argument
 from treeadapt.errors import (
     OverlapError,
     RulesError,
@@ -28,7 +26,6 @@ from treeadapt.errors import (
     UnusedRuleError,
 )
 from treeadapt.layers.stacks import Layers, Unrolled
-from treeadapt.names import fold, listing, plural, shorten
 from treeadapt.selection import messages
 from treeadapt.selection.alternatives import (
     UnusedAlternative,
@@ -44,7 +41,10 @@ from treeadapt.selection.answers import (
 from treeadapt.selection.leaves import Leaves, NotKnown
 from treeadapt.selection.repairs import Names, pattern_text
 from treeadapt.selection.selectors import ListSelector, Selector, Unused
-from treeadapt.selection.whole import Question
+from treeadapt.selection.whole_tree import Question
+from treeadapt.text.names import fold, listing, plural, shorten
+from treeadapt.trees.arrays import same_value
+from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.views import TreeView
 
 Overlap = Literal["first", "error"]

@@ -17,11 +17,17 @@ from typing import Any, TypeAlias
 
 from jax.sharding import PartitionSpec
 
-from treeadapt.data_files import MAX_INTEGER, VERSION, DataFile, FileField, one_line
 from treeadapt.errors import PatternError, RulesFileError, ShardingError
-from treeadapt.names import listing
-from treeadapt.patterns import REGEX_PREFIX, parse
+from treeadapt.patterns.glob import REGEX_PREFIX, parse
 from treeadapt.selection.largest_axis import ShardLargest, shard_largest
+from treeadapt.text.data_files import (
+    MAX_INTEGER,
+    VERSION,
+    DataFile,
+    FileField,
+    one_line,
+)
+from treeadapt.text.names import listing
 
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000

@@ -14,10 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from treeadapt.arrays import is_array
-from treeadapt.data_files import FileField
 from treeadapt.errors import FreezeError, SelectorError
-from treeadapt.names import Speller, fold, plural, section
 from treeadapt.selection import files
 from treeadapt.selection.answers import Answers
 from treeadapt.selection.arguments import argument_text
@@ -27,6 +24,9 @@ from treeadapt.selection.selectors import (
     ListSelector,
     OfParts,
 )
+from treeadapt.text.data_files import FileField
+from treeadapt.text.names import Speller, fold, plural, section
+from treeadapt.trees.arrays import is_array
 from treeadapt.trees.views import TreeView, view_tree
 
 _FOLDED = 100  # leaves that are looked at for a message

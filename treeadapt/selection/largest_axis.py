@@ -15,7 +15,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from treeadapt.errors import ShardingError
-from treeadapt.names import shorten
+from treeadapt.text.names import shorten
 
 MIN_SIZE = 2**16
 _TIES = ("first", "last")

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from treeadapt.arrays import ARRAY_CLASSES, is_array
 from treeadapt.errors import SelectorError
-from treeadapt.matcher import Matcher
+from treeadapt.patterns.matcher import Matcher
+from treeadapt.trees.arrays import ARRAY_CLASSES, is_array
 from treeadapt.trees.views import Plan, TreeView
 
 T = TypeVar("T")

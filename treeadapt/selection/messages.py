@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treeadapt.names import MAX_LISTED, fold, listing, paths_text, plural, section
 from treeadapt.selection.repairs import (
     Names,
     below_text,
@@ -17,6 +16,7 @@ from treeadapt.selection.repairs import (
     tops,
     unused_lines,
 )
+from treeadapt.text.names import MAX_LISTED, fold, listing, paths_text, plural, section
 
 _SHADOWED = 4  # rules that are unreachable
 

@@ -20,8 +20,16 @@ from importlib import resources
 from typing import Any
 
 from treeadapt.errors import PatternError
-from treeadapt.matcher import Matcher
-from treeadapt.names import (
+from treeadapt.patterns.glob import (
+    REGEX_PREFIX,
+    ClassName,
+    FromEnd,
+    Pattern,
+    escape,
+    parse,
+)
+from treeadapt.patterns.matcher import Matcher
+from treeadapt.text.names import (
     MAX_LISTED,
     Speller,
     fold,
@@ -32,7 +40,6 @@ from treeadapt.names import (
     section,
     shorten,
 )
-from treeadapt.patterns import REGEX_PREFIX, ClassName, FromEnd, Pattern, escape, parse
 from treeadapt.trees.views import TreeView
 
 _MAX_ADVISED = 4  # entries of one message that get proposals
@@ -326,7 +333,7 @@ def _meanings() -> Mapping[str, str]:
     """The words of parameter names that mean the same, which drafts know as well."""
     import tomllib  # here, because importing it takes longer than this library
 
-    file = resources.files("treeadapt").joinpath("drafts/synonyms.toml")
+    file = resources.files("treeadapt").joinpath("text/synonyms.toml")
     table = tomllib.loads(file.read_text("utf-8"))["words"]
     return {_plain(word): name for name, words in table.items() for word in words}
 

@@ -17,17 +17,13 @@ from typing import Any, TypeAlias
 import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
-from treeadapt.arrays import Tree, is_array, same_value
-from treeadapt.convert import describe_argument
 from treeadapt.errors import (
     RulesError,
     RulesFileError,
     SelectorError,
     StackError,
 )
-from treeadapt.html_table import html_table
 from treeadapt.layers.stacks import NO_STACKS, Stacks
-from treeadapt.names import plural, shorten
 from treeadapt.selection import files
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
@@ -52,7 +48,11 @@ from treeadapt.selection.selectors import (
     select,
     view_whole,
 )
-from treeadapt.selection.whole import BoundQuestion, Question
+from treeadapt.selection.whole_tree import BoundQuestion, Question
+from treeadapt.text.html_table import html_table
+from treeadapt.text.names import plural, shorten
+from treeadapt.trees.arrays import Tree, is_array, same_value
+from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.views import TreeView, view_tree
 
 #: What rules can be made of: a mapping, or ordered pairs.

@@ -24,8 +24,7 @@ import jax.tree_util as jtu
 
 from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
-from treeadapt.names import shorten
-from treeadapt.patterns import escape, parse
+from treeadapt.patterns.glob import escape, parse
 from treeadapt.selection.alternatives import warn_of_alternatives
 from treeadapt.selection.answers import (
     IN_AN_OPTIMIZER,
@@ -42,7 +41,8 @@ from treeadapt.selection.arguments import (
 )
 from treeadapt.selection.leaves import Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import Names, pattern_text, unused_message
-from treeadapt.selection.whole import BoundQuestion, Question
+from treeadapt.selection.whole_tree import BoundQuestion, Question
+from treeadapt.text.names import shorten
 from treeadapt.trees.views import TreeView, view_tree
 
 Unused = Literal["error", "ignore"]

@@ -16,13 +16,9 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec, get_abstract_mesh
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import ShardingError, UnmatchedPathError
 from treeadapt.layers.region import Along
 from treeadapt.layers.stacks import one_layer
-from treeadapt.names import listing, plural, section
-from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.largest_axis import ShardLargest
@@ -37,6 +33,10 @@ from treeadapt.sharding.specs import (
     spec_problem,
     spec_text,
 )
+from treeadapt.text.names import listing, plural, section
+from treeadapt.transforms.optax_fields import is_state_class
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import TreeView
 
 #: What to do with a state whose params are not known.

@@ -17,10 +17,10 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from treeadapt.adapters.adapter import AxisNames
 from treeadapt.errors import ShardingError
-from treeadapt.names import listing, plural, shorten
 from treeadapt.selection.largest_axis import ShardLargest
+from treeadapt.text.names import listing, plural, shorten
+from treeadapt.trees.adapters.adapter import AxisNames
 from treeadapt.trees.axis_names import axis_names
 from treeadapt.trees.views import TreeView
 

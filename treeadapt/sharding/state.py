@@ -7,7 +7,7 @@ missing (factored statistics) or came in front (a memory of several steps) are
 accounted for, as are slices (some layers of a param), and whatever else there is, is on
 every device. Structure alone would not do: Adafactor, SM3, L-BFGS and ``zero_nans``
 keep other shapes in the place of a param.
-See ``state_map`` for what each leaf of a state is.
+See ``transforms/state_map`` for what each leaf of a state is.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from treeadapt.arrays import is_array
 from treeadapt.errors import ShardingError
 from treeadapt.layers.region import Region
-from treeadapt.names import listing, plural
 from treeadapt.sharding.specs import is_open, mesh_axes, spec_of_rank
-from treeadapt.state_map import Slot, fast_params, init_of_arrays, map_state, view_init
+from treeadapt.text.names import listing, plural
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import view_params
+from treeadapt.transforms.state_map import (
+    Slot,
+    fast_params,
+    init_of_arrays,
+    map_state,
+    view_init,
+)
+from treeadapt.trees.arrays import is_array
 from treeadapt.trees.views import TreeView, view_tree
 
 #: A sharding, or the spec of one.

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from treeadapt.arrays import Tree, is_array
 from treeadapt.errors import ReplicatedWarning, ShardingError, StackError
 from treeadapt.layers.region import read_key
-from treeadapt.names import listing
-from treeadapt.optax_fields import is_state_class
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, require_order
 from treeadapt.sharding.params import BY_PARAMS, decide_specs
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.sharding.state import PlacedParam, place_slot
-from treeadapt.state_map import above, copied_tails, homes_in, map_classes
+from treeadapt.text.names import listing
+from treeadapt.transforms.optax_fields import is_state_class
+from treeadapt.transforms.state_map import above, copied_tails, homes_in, map_classes
+from treeadapt.trees.arrays import Tree, is_array
 from treeadapt.trees.exact import node_at
 from treeadapt.trees.views import TreeView, view_tree
 

@@ -3,7 +3,7 @@
 ``value_and_grad_from_state`` and ``tree_map_params`` do what Optax's functions of these
 names do, for params of any classes and for states on the flat view: what is in the
 state is matched with the caller's tree by label path.
-See ``state_map`` for where a state holds copies of the params.
+See ``transforms/state_map`` for where a state holds copies of the params.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe_argument
 from treeadapt.errors import StructureMismatchError, TransformError
 from treeadapt.layers.region import read_key
-from treeadapt.names import listing, plural
-from treeadapt.optax_fields import STORED_FIELDS
 from treeadapt.state.fields import tree_get
-from treeadapt.state_map import holds, map_state
+from treeadapt.text.names import listing, plural
 from treeadapt.transforms.adapt import with_extra_args
 from treeadapt.transforms.flat import FlatDict, require_trained
+from treeadapt.transforms.optax_fields import STORED_FIELDS
+from treeadapt.transforms.state_map import holds, map_state
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.views import TreeView, view_tree
 
 

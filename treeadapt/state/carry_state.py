@@ -20,8 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array, is_inexact
-from treeadapt.convert import describe
 from treeadapt.errors import (
     CheckpointError,
     MigrationError,
@@ -29,11 +27,7 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.layers.region import read_key
-from treeadapt.migrations.casting import converted, is_lost, kind_of
 from treeadapt.migrations.migration import Migration
-from treeadapt.names import listing, shorten
-from treeadapt.optax_fields import STORED_FIELDS, is_state_class
-from treeadapt.paths import unboxed
 from treeadapt.selection.selectors import select
 from treeadapt.state.fields import can_hold, numpy_values
 from treeadapt.state.matching import (
@@ -44,8 +38,7 @@ from treeadapt.state.matching import (
     match_copies,
     match_rest,
 )
-from treeadapt.state.moving import SavedState, move_copies
-from treeadapt.state.pieces import StateLeaf, divide_leaves, fill
+from treeadapt.state.migrate_state import SavedState, move_copies
 from treeadapt.state.report import (
     CarryReport,
     NewLeaf,
@@ -55,7 +48,13 @@ from treeadapt.state.report import (
     number,
     report_of,
 )
-from treeadapt.state_map import (
+from treeadapt.state.state_slices import StateLeaf, divide_leaves, fill
+from treeadapt.text.names import listing, shorten
+from treeadapt.transforms.adapt import is_transformation, with_extra_args
+from treeadapt.transforms.flat import require_no_refs, trained
+from treeadapt.transforms.nnx_state import is_nnx_optimizer, plain_state
+from treeadapt.transforms.optax_fields import STORED_FIELDS, is_state_class
+from treeadapt.transforms.state_map import (
     below,
     cuts_of,
     fast_params,
@@ -66,9 +65,10 @@ from treeadapt.state_map import (
     map_state,
     view_init,
 )
-from treeadapt.transforms.adapt import is_transformation, with_extra_args
-from treeadapt.transforms.flat import require_no_refs, trained
-from treeadapt.transforms.nnx_state import is_nnx_optimizer, plain_state
+from treeadapt.trees.arrays import is_array, is_inexact
+from treeadapt.trees.casting import converted, is_lost, kind_of
+from treeadapt.trees.describing import describe
+from treeadapt.trees.paths import unboxed
 from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = ["CarryReport", "carry_state"]

@@ -3,10 +3,10 @@
 Takes the state of any Optax transformation, wherever its pieces are (chains, groups of
 a partition, wrappers), and gets or sets fields: those of its named tuples, and the
 entries of ``hyperparams``. What a field such as ``mu`` holds is not searched, so a
-parameter called ``count``, ``value`` or ``mu`` is neither found nor overwritten.
-States differ from params by their classes: Optax's own (see ``optax_fields``), those
-that hold one of these, and those that the caller names.
-See ``convert`` for stable names of every array of a state.
+parameter called ``count``, ``value`` or ``mu`` is neither found nor overwritten. States
+differ from params by their classes: Optax's own (see ``transforms/optax_fields``),
+those that hold one of these, and those that the caller names. See ``trees/state_dict``
+for stable names of every array of a state.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import StructureMismatchError, TransformError
-from treeadapt.migrations.casting import converted, is_lost, kind_of
-from treeadapt.names import Speller, listing, plural, shorten
-from treeadapt.optax_fields import (
+from treeadapt.text.names import Speller, listing, plural, shorten
+from treeadapt.transforms.nnx_state import plain_state
+from treeadapt.transforms.optax_fields import (
     GROUPS,
     LABELLED_FIELDS,
     NAMED_FIELDS,
@@ -34,8 +32,10 @@ from treeadapt.optax_fields import (
     STATE_FIELDS,
     is_state_class,
 )
-from treeadapt.state_map import holds
-from treeadapt.transforms.nnx_state import plain_state
+from treeadapt.transforms.state_map import holds
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.casting import converted, is_lost, kind_of
+from treeadapt.trees.describing import describe, describe_argument
 from treeadapt.trees.views import view_tree
 
 _MISSING: Any = object()

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, TypeAlias
 
-from treeadapt.optax_fields import GROUPS
-from treeadapt.paths import SEPARATOR
-from treeadapt.state_map import Slot, above, below, last, parent
+from treeadapt.transforms.optax_fields import GROUPS
+from treeadapt.transforms.state_map import Slot, above, below, last, parent
+from treeadapt.trees.paths import SEPARATOR
 
 #: The fields of a state that is a step count alone, such as that of a schedule. Places
 #: of a chain are no names of these.

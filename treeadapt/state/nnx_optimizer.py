@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import StructureMismatchError, TransformError
-from treeadapt.names import listing, section, shorten
 from treeadapt.state.fields import can_hold
+from treeadapt.text.names import listing, section, shorten
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, is_variable, plain_state
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import view_tree
 
 _NO_VALUES = " without values, as jax.eval_shape makes it"

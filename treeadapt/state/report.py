@@ -20,23 +20,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
-from treeadapt.migrations.casting import converted
 from treeadapt.migrations.running import on_auto_axes
-from treeadapt.names import fold, listing, plural, section, shorten
-from treeadapt.optax_fields import (
+from treeadapt.patterns.glob import escape
+from treeadapt.state.fields import numpy_values
+from treeadapt.state.migrate_state import SavedState
+from treeadapt.state.state_slices import StateLeaf
+from treeadapt.text.names import fold, listing, plural, section, shorten
+from treeadapt.transforms.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
     SUM_FIELDS,
     has_fields,
     is_state_class,
 )
-from treeadapt.patterns import escape
-from treeadapt.state.fields import numpy_values
-from treeadapt.state.moving import SavedState
-from treeadapt.state.pieces import StateLeaf
-from treeadapt.state_map import Slot, below, homes_in, is_joint, map_names
+from treeadapt.transforms.state_map import Slot, below, homes_in, is_joint, map_names
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.casting import converted
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import Plan, view_tree
 
 #: ``tx.init`` as a function of the arrays in the params, and these.

@@ -20,15 +20,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
-from treeadapt import _jax
-from treeadapt.arrays import is_array, is_number
-from treeadapt.convert import describe_argument
 from treeadapt.errors import TransformError, TreeAdaptError
-from treeadapt.migrations.casting import kind_of
-from treeadapt.names import Mismatch, listing
-from treeadapt.selection.whole import WholeTree, whole_of, whole_tree
-from treeadapt.splitting import collections_beside_params, warn_of_collections
-from treeadapt.state_map import fast_params, is_placeholder, owners
+from treeadapt.selection.splitting import collections_beside_params, warn_of_collections
+from treeadapt.selection.whole_tree import WholeTree, whole_of, whole_tree
+from treeadapt.text.names import Mismatch, listing
 from treeadapt.transforms.as_tree import OnTree, on_tree
 from treeadapt.transforms.flat import (
     FlatDict,
@@ -41,14 +36,19 @@ from treeadapt.transforms.flat import (
     trained,
     view_params,
 )
-from treeadapt.transforms.stale import stale_error
-from treeadapt.transforms.unlifted import (
+from treeadapt.transforms.stale_state import stale_error
+from treeadapt.transforms.state_map import fast_params, is_placeholder, owners
+from treeadapt.transforms.unlifted_masks import (
     names_of_asked,
     patterns_held,
     refuse_text_masks,
     unlifted_trees,
     warn_of_unlifted,
 )
+from treeadapt.trees import _jax
+from treeadapt.trees.arrays import is_array, is_number
+from treeadapt.trees.casting import kind_of
+from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.views import TreeView
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import jax.tree_util as jtu
 import optax
 
-from treeadapt.adapters.registry import current_registry
 from treeadapt.errors import TransformError
-from treeadapt.names import listing
-from treeadapt.selection.whole import WholeTree
+from treeadapt.selection.whole_tree import WholeTree
+from treeadapt.text.names import listing
 from treeadapt.transforms.flat import FlatDict, by_half, callbacks_on_flat, shaped_extra
+from treeadapt.trees.adapters.registry import current_registry
 from treeadapt.trees.views import TreeView, view_tree
 
 

@@ -19,13 +19,19 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
-from treeadapt.adapters.registry import current_registry
-from treeadapt.arrays import is_array, is_float0, is_inexact, is_number, least_value
-from treeadapt.convert import describe
 from treeadapt.errors import NoArraysError, TransformError, TreeAdaptError
-from treeadapt.names import listing, plural
-from treeadapt.selection.whole import no_whole_tree
-from treeadapt.state_map import fast_params
+from treeadapt.selection.whole_tree import no_whole_tree
+from treeadapt.text.names import listing, plural
+from treeadapt.transforms.state_map import fast_params
+from treeadapt.trees.adapters.registry import current_registry
+from treeadapt.trees.arrays import (
+    is_array,
+    is_float0,
+    is_inexact,
+    is_number,
+    least_value,
+)
+from treeadapt.trees.describing import describe
 from treeadapt.trees.flatten import flatten
 from treeadapt.trees.views import TreeView, same_structure, view_nested, view_tree
 

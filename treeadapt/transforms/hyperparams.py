@@ -26,11 +26,11 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 
-from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
-from treeadapt.names import listing
-from treeadapt.selection.whole import Question
-from treeadapt.transforms.unlifted import refuse_text_mask
+from treeadapt.selection.whole_tree import Question
+from treeadapt.text.names import listing
+from treeadapt.transforms.unlifted_masks import refuse_text_mask
+from treeadapt.trees.arrays import is_array
 
 
 def inject_hyperparams(

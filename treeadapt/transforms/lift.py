@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
-from treeadapt.names import MAX_LISTED, listing, paths_text, plural
 from treeadapt.selection.answers import Answers
 from treeadapt.selection.decision import STATIC
-from treeadapt.selection.whole import Question
-from treeadapt.state_map import above
+from treeadapt.selection.whole_tree import Question
+from treeadapt.text.names import MAX_LISTED, listing, paths_text, plural
+from treeadapt.transforms.state_map import above
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import Plan, TreeView, view_tree
 
 

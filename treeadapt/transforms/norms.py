@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from treeadapt.arrays import Tree, is_array
 from treeadapt.errors import RulesError, SelectorError
-from treeadapt.names import shorten
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, RulesLike, as_rules, require_order
+from treeadapt.text.names import shorten
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import require_no_optimizer
+from treeadapt.trees.arrays import Tree, is_array
 
 
 def tree_norms(

@@ -20,18 +20,15 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe, describe_argument
 from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
-from treeadapt.names import listing
 from treeadapt.selection.answers import Split
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.selection.selectors import Unused, Where, as_selector, check_choice
-from treeadapt.selection.whole import Question, WholeTree, in_force
-from treeadapt.state_map import fast_params
+from treeadapt.selection.whole_tree import Question, WholeTree, in_force
+from treeadapt.text.names import listing
 from treeadapt.transforms.adapt import (
     is_transformation,
     run_flat,
@@ -52,6 +49,9 @@ from treeadapt.transforms.flat import (
     shaped_extra,
 )
 from treeadapt.transforms.lift import is_function, lift
+from treeadapt.transforms.state_map import fast_params
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe, describe_argument
 from treeadapt.trees.views import view_tree
 
 FROZEN = "frozen"

@@ -20,17 +20,22 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 
-from treeadapt import _jax
-from treeadapt.arrays import is_array
 from treeadapt.errors import TransformError
 from treeadapt.layers.region import Along, Region
 from treeadapt.layers.stacks import Stacks, one_layer
-from treeadapt.selection.whole import WholeTree
-from treeadapt.state_map import fast_params, owners
+from treeadapt.selection.whole_tree import WholeTree
 from treeadapt.transforms.adapt import run_flat, with_extra_args
 from treeadapt.transforms.flat import CALLBACKS, FlatDict, require_layers, shaped_extra
 from treeadapt.transforms.partition import Groups, init_groups, update_groups
-from treeadapt.transforms.placing import AxesByPath, axes_in_leaf, flat_key, in_place
+from treeadapt.transforms.state_map import fast_params, owners
+from treeadapt.transforms.vmap_placement import (
+    AxesByPath,
+    axes_in_leaf,
+    flat_key,
+    in_place,
+)
+from treeadapt.trees import _jax
+from treeadapt.trees.arrays import is_array
 from treeadapt.trees.views import view_tree
 
 #: What cannot run on each layer by itself, by the class of its state (Optax 0.2.8).

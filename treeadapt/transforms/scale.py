@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt.arrays import is_array
-from treeadapt.convert import describe
 from treeadapt.errors import TransformError
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
-from treeadapt.selection.whole import WholeTree
-from treeadapt.state_map import fast_params
+from treeadapt.selection.whole_tree import WholeTree
 from treeadapt.transforms.adapt import run_flat
 from treeadapt.transforms.flat import FlatDict, no_change, require_layers
+from treeadapt.transforms.state_map import fast_params
+from treeadapt.trees.arrays import is_array
+from treeadapt.trees.describing import describe
 
 
 def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:

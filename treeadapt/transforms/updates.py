@@ -18,7 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt.arrays import (
+from treeadapt.errors import StructureMismatchError, TransformError
+from treeadapt.text.names import Speller, listing, plural
+from treeadapt.transforms.flat import require_no_refs
+from treeadapt.trees.arrays import (
     Tree,
     is_array,
     is_float0,
@@ -26,10 +29,7 @@ from treeadapt.arrays import (
     least_value,
     narrow_bits,
 )
-from treeadapt.convert import describe
-from treeadapt.errors import StructureMismatchError, TransformError
-from treeadapt.names import Speller, listing, plural
-from treeadapt.transforms.flat import require_no_refs
+from treeadapt.trees.describing import describe
 from treeadapt.trees.views import TreeView, view_nested
 
 T = TypeVar("T")

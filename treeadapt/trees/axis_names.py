@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 import jax
 
-from treeadapt.adapters.adapter import AxisNames
-from treeadapt.adapters.registry import current_registry
-from treeadapt.paths import SEPARATOR
+from treeadapt.trees.adapters.adapter import AxisNames
+from treeadapt.trees.adapters.registry import current_registry
 from treeadapt.trees.exact import node_at
+from treeadapt.trees.paths import SEPARATOR
 from treeadapt.trees.views import TreeView
 
 _COLLECTION = "_axes"  # of names, after that of the variables; so is each name

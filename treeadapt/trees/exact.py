@@ -13,16 +13,16 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from treeadapt.adapters.adapter import BOX, Adapter, jax_knows
-from treeadapt.adapters.registry import AdapterRegistry, current_registry
-from treeadapt.paths import join, segment
+from treeadapt.trees.adapters.adapter import BOX, Adapter, jax_knows
+from treeadapt.trees.adapters.registry import AdapterRegistry, current_registry
+from treeadapt.trees.paths import join, segment
 
 
 def exact_paths(tree: Any, registry: AdapterRegistry) -> list[str]:
     """Return the exact path of each leaf, in the order of a walk.
 
     Example:
-        >>> from treeadapt.adapters.registry import default_registry
+        >>> from treeadapt.trees.adapters.registry import default_registry
         >>> exact_paths({"a": [1.0, 2.0]}, default_registry)
         ["['a'][0]", "['a'][1]"]
     """

@@ -14,9 +14,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treeadapt import _jax
-from treeadapt.adapters.adapter import BOX
-from treeadapt.adapters.registry import current_registry
 from treeadapt.errors import (
     AdapterError,
     PathError,
@@ -24,7 +21,10 @@ from treeadapt.errors import (
     TreeCycleError,
     TreeDepthError,
 )
-from treeadapt.paths import SEPARATOR, segment
+from treeadapt.trees import _jax
+from treeadapt.trees.adapters.adapter import BOX
+from treeadapt.trees.adapters.registry import current_registry
+from treeadapt.trees.paths import SEPARATOR, segment
 
 #: Deepest tree that any part of the library walks. JAX 0.10 flattens recursively in C++
 #: and checks only Python's recursion limit; where that is higher, a deeper tree could

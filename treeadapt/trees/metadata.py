@@ -22,8 +22,8 @@ from typing import Any
 import jax.tree_util as jtu
 import numpy as np
 
-from treeadapt import _jax
-from treeadapt.adapters import fields
+from treeadapt.trees import _jax
+from treeadapt.trees.adapters import fields
 from treeadapt.trees.views import same_structure
 from treeadapt.trees.walk import Recipe
 

@@ -13,12 +13,12 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from treeadapt.adapters import fields
-from treeadapt.adapters.adapter import Flat
-from treeadapt.adapters.registry import AdapterRegistry
-from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError
-from treeadapt.names import listing
+from treeadapt.text.names import listing
+from treeadapt.trees.adapters import fields
+from treeadapt.trees.adapters.adapter import Flat
+from treeadapt.trees.adapters.registry import AdapterRegistry
+from treeadapt.trees.arrays import is_array
 
 # Leaves of classes from these packages hold no arrays that an adapter should find.
 _PLAIN_PACKAGES = ("functools", "jax", "jaxlib", "ml_dtypes", "numpy", "typing")

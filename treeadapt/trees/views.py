@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 
 import optax
 
-from treeadapt import paths as _paths
-from treeadapt.adapters.registry import AdapterRegistry, current_registry
 from treeadapt.errors import PathCollisionError
+from treeadapt.trees import paths as _paths
+from treeadapt.trees.adapters.registry import AdapterRegistry, current_registry
 from treeadapt.trees.exact import exact_paths
 from treeadapt.trees.flatten import flatten
 from treeadapt.trees.opaque import Searcher

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from treeadapt import _jax
-from treeadapt import paths as _paths
-from treeadapt.adapters import fields
-from treeadapt.adapters.adapter import BOX, Adapter, Flat
-from treeadapt.adapters.jax import treedef_of_node
-from treeadapt.adapters.registry import LEAF, AdapterRegistry, NodeKind
-from treeadapt.arrays import is_array
 from treeadapt.errors import AdapterError, PathCollisionError, PathError
-from treeadapt.names import listing, plural
+from treeadapt.text.names import listing, plural
+from treeadapt.trees import _jax
+from treeadapt.trees import paths as _paths
+from treeadapt.trees.adapters import fields
+from treeadapt.trees.adapters.adapter import BOX, Adapter, Flat
+from treeadapt.trees.adapters.jax import treedef_of_node
+from treeadapt.trees.adapters.registry import LEAF, AdapterRegistry, NodeKind
+from treeadapt.trees.arrays import is_array
 from treeadapt.trees.exact import exact_places
 from treeadapt.trees.flatten import MAX_DEPTH, cycle_error, depth_error
 from treeadapt.trees.opaque import (

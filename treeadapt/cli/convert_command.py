@@ -1,0 +1,189 @@
+"""Converting: which migration of several, and what goes along with the weights.
+
+Takes what ``convert`` was called with. Nothing here reads or writes an array: files
+next to the weights are copied as they are, and a weight never is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treeadapt.checkpoints import orbax_folder
+from treeadapt.cli.lint import MILD, planned, read_migration
+from treeadapt.errors import CheckpointError, MigrationError
+from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.text.names import listing, natural, plural
+
+MAX_COPIED_BYTES = 2**27  # of one file; the vocabularies of tokenizers have 2**25
+# Endings of what holds weights, or the state of an optimizer: also of frameworks whose
+# files are not read here, and of pickles, which may hold anything.
+_WEIGHTS = re.compile(
+    r".*\.(safetensors|bin|pt|pth|ckpt|msgpack|h5|hdf5|gguf|ggml|npz|npy|onnx|onnx_data"
+    r"|ot|keras|eqx|pkl|pickle|tflite|mlmodel|pdparams|pdopt|params|weights"
+    r"|data-\d+-of-\d+)"
+    r"|.*\.index(\.[^.]+)?(\.json)?|.*\.schema\.toml",
+    re.IGNORECASE,
+)
+# With it, transformers takes a folder for an adapter, and reads the weights of another.
+_OF_ADAPTER = "adapter_config.json"
+# What the first bytes of weights are, whatever their name: of zip files, as PyTorch and
+# NumPy write them, of pickles, HDF5, GGUF and arrays of NumPy.
+_FIRST_BYTES = (
+    *(b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    *(b"\x89HDF", b"GGUF", b"\x93NUMPY"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherFiles:
+    """The files of a folder that are not weights, and why others are left.
+
+    Attributes:
+        files: what is to be copied, by name.
+        left: why each other entry is not, by name.
+    """
+
+    files: Mapping[str, Path]
+    left: Mapping[str, str]
+
+    def lines(self, folder: str, done: str) -> list[str]:
+        """Write what is copied and what is left, for people."""
+        count, names = len(self.files), sorted(self.files, key=natural)
+        text = f"{done} {plural(count, 'file')} from {folder!r}"
+        lines = [f"{text}{': ' * bool(names)}{listing(names)}."]
+        reasons: dict[str, list[str]] = {}
+        for name in sorted(self.left, key=natural):
+            reasons.setdefault(self.left[name], []).append(name)
+        texts = [f"{listing(names)} ({why})" for why, names in reasons.items()]
+        return lines + [f"Left there: {'; '.join(texts)}."] * bool(texts)
+
+
+def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
+    """Return what in a folder is not weights, and can be next to a new checkpoint.
+
+    Args:
+        folder: of a published model.
+        destination: the folder that the files go to.
+        converted: the new checkpoint, which is never replaced.
+
+    Raises:
+        CheckpointError: there is no such folder, or it is the destination.
+    """
+    like = Path(folder)
+    if not like.is_dir():
+        what = "not a folder" if like.exists() else "not there"
+        raise CheckpointError(
+            f"--like has {listing([folder])}, which is {what}. Name the folder of a "
+            "model whose config.json and tokenizer files are to be copied."
+        )
+    if destination.exists() and like.samefile(destination):
+        raise CheckpointError(
+            f"--like names {listing([folder])}, the folder that is written to, so its "
+            "files are there already. Leave --like out."
+        )
+    by_orbax = orbax_folder.others(like)
+    files: dict[str, Path] = {}
+    left: dict[str, str] = {}
+    for entry in sorted(like.iterdir()):
+        name, there = entry.name, destination / entry.name
+        if why := _reason(entry, by_orbax):
+            left[name] = why
+        elif name == _OF_ADAPTER and not converted.name.startswith("adapter_model."):
+            left[name] = "of an adapter, and DST is not adapter_model.safetensors"
+        elif there == converted or there.exists() or there.is_symlink():
+            left[name] = "there already"
+        else:
+            files[name] = entry
+    return OtherFiles(files, left)
+
+
+def copy_files(rest: OtherFiles, destination: Path) -> None:
+    """Copy files, what links lead to and not the links, and replace nothing.
+
+    Raises:
+        CheckpointError: a file cannot be read or written; those before it are there.
+    """
+    for name, file in rest.files.items():
+        new = destination / name
+        try:
+            with file.open("rb") as source, new.open("xb") as target:
+                shutil.copyfileobj(source, target)
+        except FileExistsError:
+            continue  # it came meanwhile, and is not ours to replace
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"The weights are written, but {listing([str(file)])} cannot be "
+                f"copied: {error.strerror}."
+            ) from error
+
+
+def _reason(entry: Path, by_others: Sequence[str] | None) -> str:
+    """Return why an entry of a folder is not copied; empty if it is."""
+    name = entry.name
+    if name.startswith("."):
+        return "hidden"
+    if entry.is_symlink() and not entry.exists():
+        return "a link to nothing"
+    if by_others is not None and name not in by_others and not entry.is_dir():
+        return "weights"
+    if entry.is_dir():
+        return "folders"
+    if not entry.is_file():
+        return "not files"
+    if _WEIGHTS.fullmatch(name) or _WEIGHTS.fullmatch(entry.resolve().name):
+        return "weights"
+    if entry.stat().st_size > MAX_COPIED_BYTES:
+        return f"over {MAX_COPIED_BYTES >> 20} MiB, as weights are"
+    with entry.open("rb") as file:
+        first = file.read(9)
+    is_safetensors = first[4:] == b"\0\0\0\0{"  # after a length of less than 4 GiB
+    return "weights" * (first.startswith(_FIRST_BYTES) or is_safetensors)
+
+
+def fitting_migration(
+    files: Sequence[str],
+    leaves: Mapping[str, Any],
+    target: Any,
+    checkpoints: Sequence[str | None],
+    *,
+    reverse: bool,
+) -> tuple[str, Migration, MigrationPlan]:
+    """Return the migration that fits a checkpoint, the only one, and its file.
+
+    Args:
+        files: of migrations.
+        leaves: of the checkpoint, abstract, by path.
+        target: abstract tree that the result should fit; None without one.
+        checkpoints: the configuration is next to one of these.
+        reverse: whether the rows are read backwards.
+
+    Raises:
+        MigrationError: none fits, or more than one.
+    """
+    fitting: dict[str, tuple[Migration, MigrationPlan]] = {}
+    misses: list[str] = []
+    for file in files:
+        table = read_migration(file, *checkpoints, reverse=reverse)
+        plan, faults = planned(table, leaves, target)
+        wrong = [each for each in faults if each.kind not in MILD]
+        if not wrong:
+            fitting[file] = table, plan
+            continue
+        others = f"; {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
+        miss = f"{wrong[0].kind}: {wrong[0].line}{others}"
+        misses.append(f"{listing([file])}: {miss}" if len(files) > 1 else miss)
+    if len(fitting) > 1:
+        raise MigrationError(
+            f"{listing(fitting)} fit, and which is meant is not known. Name that one."
+        )
+    if not fitting:
+        raise MigrationError(" | ".join(misses))
+    ((file, (table, plan)),) = fitting.items()
+    return file, table, plan

@@ -1,0 +1,194 @@
+"""Published tables: which migration file has the layout of a library for a model type.
+
+Takes the name of a layout (``tunix``) or of a table (``tunix/qwen3``), and what the
+``config.json`` next to published weights says; gives a file, and sizes. A table is a
+migration file in the folder of its layout, from the names of the Hugging Face hub to
+those of the library's own params. A model type that no table has is an error with what
+is near it, never the nearest one. What a row means is up to ``migrations``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
+
+from treeadapt.errors import MigrationError
+from treeadapt.text.data_files import MAX_INTEGER, DataFile, near_file
+from treeadapt.text.names import Speller, listing
+
+CONFIG = "config.json"
+
+#: A folder with a ``config.json``, that file, or what it holds.
+Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+
+_TABLE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
+_CONFIG = DataFile("configuration", MigrationError, "{}", '"model_type": "llama"')
+
+
+class PublishedTable(NamedTuple):
+    """A published table.
+
+    Attributes:
+        name: layout and model type.
+        file: that has its rows.
+        oracle: the library and version that it was compared with.
+        model_types: of the configurations that it is for.
+    """
+
+    name: str
+    file: Any
+    oracle: str
+    model_types: tuple[str, ...]
+
+
+@functools.cache
+def published() -> Mapping[str, Mapping[str, PublishedTable]]:
+    """Return all tables, by layout and then by model type."""
+    layouts: dict[str, dict[str, PublishedTable]] = {}
+    by_name = operator.attrgetter("name")
+    for folder in sorted(resources.files(__package__).iterdir(), key=by_name):
+        is_layout = folder.is_dir() and not folder.name.startswith("_")
+        for file in sorted(folder.iterdir(), key=by_name) if is_layout else ():
+            path: Any = file  # or a part of a package that is a zip file
+            fields, stem = _TABLE.read(path), file.name.removesuffix(".toml")
+            types = tuple(fields.get("model_types", [stem]))
+            name, oracle = f"{folder.name}/{stem}", fields.get("oracle", "")
+            tables = layouts.setdefault(folder.name, {})
+            tables |= dict.fromkeys(types, PublishedTable(name, file, oracle, types))
+    return layouts
+
+
+def is_name(text: Any) -> TypeGuard[str]:
+    """Return whether a text names a layout or a table, and not a file."""
+    if not isinstance(text, str) or text.endswith((".toml", ".json")):
+        return False
+    return not (os.path.isabs(text) or text.startswith(".") or "\\" in text)
+
+
+def tables_of(name: str) -> Mapping[str, PublishedTable]:
+    """Return the tables of a layout, by model type.
+
+    Args:
+        name: of the layout, or of a table of it.
+
+    Raises:
+        MigrationError: there is no such layout.
+    """
+    layout, layouts = name.partition("/")[0], published()
+    if layout not in layouts:
+        near = Speller().nearest(layout, [*layouts], count=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise MigrationError(
+            f"There is no layout {listing([layout])}. {hint}Layouts are "
+            f"{listing(layouts, limit=99)}; the name of a file ends in .toml or .json. "
+            f"{near_file(Path(name))}".rstrip()
+        )
+    return layouts[layout]
+
+
+def find(name: str, config: Config | None = None) -> PublishedTable:
+    """Return the table that a name means.
+
+    Args:
+        name: of a layout, or ``layout/model_type``.
+        config: has the model type, where the name does not.
+
+    Raises:
+        MigrationError: there is no such layout or no table of the model type, or the
+            type is not known.
+    """
+    layout, _, model_type = name.partition("/")
+    tables = tables_of(name)
+    if not model_type:
+        cure = f"Name the table, as {listing([f'{layout}/{next(iter(tables))}'])}"
+        if config is None:
+            raise MigrationError(
+                f"The layout {layout!r} has {len({*tables.values()})} tables, and "
+                f"which is meant depends on the model type. {cure}, or pass config=, "
+                f"a folder with {CONFIG}."
+            )
+        where, fields = _read(config, f" {cure}.")
+        stated = fields.get("model_type")
+        if not isinstance(stated, str) or not stated:
+            seen = f"{stated!r:.80} as" if "model_type" in fields else "no"
+            raise MigrationError(f"{where} has {seen} 'model_type'. {cure}.")
+        model_type = stated
+    if table := tables.get(model_type):
+        return table
+    near = Speller().nearest(model_type, [*tables])
+    others = [each for each, types in published().items() if model_type in types]
+    lists = {"Near it": near, "The layouts that have it": others, "It has": [*tables]}
+    texts = (f"{key}: {listing(it, limit=99)}. " for key, it in lists.items() if it)
+    raise MigrationError(
+        f"The layout {layout!r} has no table of the model type "
+        f"{listing([model_type])}. {''.join(texts)}"
+        "If one of these fits all the same, name it outright."
+    )
+
+
+def stated_sizes(
+    keys_by_name: Mapping[str, str | list[str]], config: Config
+) -> dict[str, tuple[int, str]]:
+    """Return the sizes that a configuration states, and the key of each.
+
+    Args:
+        keys_by_name: of ``[config]`` in a table: for the name of a size a key, with
+            dots between those of nested ones, or ``"key / key"``, or several of these,
+            of which the first counts that is there and not null.
+        config: the configuration.
+
+    Raises:
+        MigrationError: it cannot be read, or a value is not a size.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    where, fields = _read(config) if keys_by_name else ("", {})
+    for name, keys in keys_by_name.items():
+        for key in [keys] if isinstance(keys, str) else keys:
+            values = [_value(fields, part) for part in key.split(" / ")]
+            if None in values:
+                continue
+            whole, *others = values
+            are_sizes = all(type(n) is int and 0 < n < MAX_INTEGER for n in values)
+            if not are_sizes or whole % math.prod(others):
+                seen = " / ".join(f"{value!r:.80}" for value in values)
+                raise MigrationError(
+                    f"{where} has {key!r}: {seen}, which is the size {name!r} "
+                    "of the table. It is an integer above 0."
+                )
+            sizes[name] = whole // math.prod(others), key
+            break
+    return sizes
+
+
+def _value(fields: Any, key: str) -> Any:
+    for part in key.split("."):
+        fields = fields.get(part) if isinstance(fields, Mapping) else None
+    return fields
+
+
+def _read(config: Config, cure: str = "") -> tuple[str, Mapping[str, Any]]:
+    """Return what messages call a configuration, and what it holds."""
+    if isinstance(config, Mapping):
+        return "The configuration", config
+    is_path = hasattr(config, "suffix")  # one of a remote store is not a PathLike
+    if not is_path and not isinstance(config, str | os.PathLike):
+        raise MigrationError(
+            f"Expected as config= a folder, a {CONFIG}, or what it holds; got "
+            f"{type(config).__name__}. A configuration of transformers has .to_dict()."
+        )
+    path: Any = config if is_path else Path(config)
+    file = path if path.suffix == ".json" else path / CONFIG
+    where = f"The configuration {listing([str(file)])}"
+    try:
+        fields = _CONFIG.parsed(file)
+    except MigrationError as error:
+        raise MigrationError(f"{error}{cure}") from None
+    if not isinstance(fields, Mapping):
+        raise MigrationError(f"{where} is not a table.{cure}")
+    return where, fields

@@ -1,0 +1,516 @@
+"""What numbers show: which row makes which leaf of the target.
+
+Takes both sides of a draft, twice where a function was called twice; gives rows that
+make every number of their targets, or says that a row does not. What is looked for, in
+this order: the numbers as they are, 1 more or less, with zeros around them or without
+some of the first or last, and any other multiple, by rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.errors import MigrationError
+from treeadapt.porting.drafts.called_function import as_bytes
+from treeadapt.porting.drafts.inputs import Side
+from treeadapt.porting.drafts.merging import canonical
+from treeadapt.porting.drafts.numbers import (
+    Origins,
+    bits,
+    contents,
+    filled_box,
+    find_origins,
+    fitted_line,
+    have_numbers_in_common,
+    is_constant,
+    is_symmetric,
+    known_in_all,
+)
+from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
+from treeadapt.porting.drafts.values import find_links, leaf_of, rows_of_links
+from treeadapt.porting.drafts.writing import as_table, written
+from treeadapt.text.names import fold, listing
+
+EQUAL = "equal leaves"
+_LEAST_SHARE = 0.2  # of a leaf, before its numbers are evidence
+_LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
+_MOST_NUMBERS = 2**24  # that are sorted
+
+#: Reads the array of a path, of the first or the second call.
+Read: TypeAlias = Callable[[int, str], np.ndarray]
+
+#: First and last index along each axis, of the leaves of which a box is looked at.
+Crops: TypeAlias = Mapping[tuple[int, str], tuple[tuple[int, int], ...]]
+
+_NO_CROPS: Crops = {}
+_UNCHANGED: Mapping[str, Any] = {}
+
+
+class Evidence:
+    """The numbers of both sides.
+
+    Attributes:
+        calls: source and target, once, or twice with different numbers.
+        source: the leaves of one side, with their numbers if there are any.
+        target: those of the other side.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Side, Side]]) -> None:
+        self.calls = calls
+        self.source, self.target = calls[0]
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether both sides hold arrays."""
+        return self.source.arrays is not None and self.target.arrays is not None
+
+    def left(self, rows: Iterable[DraftRow]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the leaves of both sides that no row has."""
+        olds = {path for row in rows for path in row.source_paths}
+        news = {path for row in rows for path in row.target_paths}
+        return (
+            {
+                path: leaf
+                for path, leaf in self.source.leaves.items()
+                if path not in olds
+            },
+            {
+                path: leaf
+                for path, leaf in self.target.leaves.items()
+                if path not in news
+            },
+        )
+
+    def rows(self) -> tuple[list[DraftRow], bool]:
+        """Return the rows that numbers show; whether any are in common."""
+        ones, twos = [*self.source.leaves], [*self.target.leaves]
+        found = self._found(ones, twos)
+        origins, first, constant = found[0]
+        have_common = have_numbers_in_common(
+            own for path, own in origins.items() if not constant[path]
+        )
+        twins: dict[str, list[str]] = {}
+        for number, owner in enumerate(first):
+            if number != owner:
+                twins.setdefault(ones[owner], []).append(ones[number])
+        drafted = self._rows(ones, twos, self._known(found))
+        rows = [_with_twins(row, twins) for row in drafted]
+        for offset in (1.0, -1.0):
+            rows += self._shifted(*self.left(rows), offset)
+        for step in (self._cropped, self._scaled):
+            rows += step(*self.left(rows))
+        return rows, have_common
+
+    def linked(
+        self,
+        ones: Iterable[str],
+        twos: Iterable[str],
+        *,
+        old: Read | None = None,
+        crops: Crops | None = None,
+        **changed: Any,
+    ) -> list[DraftRow]:
+        """Return the rows that shared numbers show among some leaves.
+
+        Args:
+            ones: paths of the source.
+            twos: paths of the target.
+            old: reads an array of the source as something changed it.
+            crops: which box of a leaf is looked at, by side and path.
+            changed: fields of the rows: what was done to the numbers.
+        """
+        sources, targets, crops = [*ones], [*twos], crops or {}
+        known = self._known(self._found(sources, targets, old, crops))
+        return self._rows(sources, targets, known, crops, changed)
+
+    def _rows(
+        self,
+        ones: Sequence[str],
+        twos: Sequence[str],
+        known: Mapping[str, Origins],
+        crops: Crops = _NO_CROPS,
+        changed: Mapping[str, Any] = _UNCHANGED,
+    ) -> list[DraftRow]:
+        """Return the rows that ``linked`` does, of numbers whose places are known."""
+        olds, news = self._leaves(0, ones, crops), self._leaves(1, twos, crops)
+        links = find_links(olds, news, known, _LEAST_SHARE)
+        return [*self._fitting(rows_of_links(olds, news, links), crops, changed)]
+
+    def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
+        leaves = (self.source, self.target)[side].leaves
+        return [
+            leaf_of(path, tuple(b - a for a, b in crops[side, path]))
+            if (side, path) in crops
+            else leaf_of(path, leaves[path].shape)
+            for path in paths
+        ]
+
+    def _found(
+        self,
+        ones: Sequence[str],
+        twos: Sequence[str],
+        old: Read | None = None,
+        crops: Crops = _NO_CROPS,
+    ) -> list[Any]:
+        """Return what ``find_origins`` does for some leaves, in each call."""
+
+        def reading(side: int, nth: int, path: str) -> Callable[[], np.ndarray]:
+            def read() -> np.ndarray:
+                if old is None or side == 1:
+                    array = self.calls[nth][side].array(path)
+                else:
+                    array = old(nth, path)
+                return cropped(array, crops.get((side, path)))
+
+            return read
+
+        return [
+            find_origins(
+                [reading(0, nth, path) for path in ones],
+                [self.source.leaves[path].dtype for path in ones],
+                {path: reading(1, nth, path) for path in twos},
+            )
+            for nth in range(len(self.calls))
+        ]
+
+    def _known(self, found: Sequence[Any]) -> dict[str, Origins]:
+        """Return where the numbers of targets are, in all calls alike."""
+        is_distinct = len(self.calls) > 1
+        every = [
+            {p: own for p, own in origins.items() if is_distinct or not constant[p]}
+            for origins, _, constant in found
+        ]
+        return {
+            path: known_in_all(
+                [origins[path] for origins in every],
+                is_wide=self.target.leaves[path].dtype.itemsize > 2,
+            )
+            for path in every[0]
+            if all(path in origins for origins in every)
+        }
+
+    def _fitting(
+        self, rows: Iterable[DraftRow], crops: Crops, changed: Mapping[str, Any]
+    ) -> Iterator[DraftRow]:
+        """Yield the rows that make every number of their targets, casts apart."""
+        for row in rows:
+            pads = self._pads(row, crops)
+            for each in self._by_dtype(row) if pads is not None else ():
+                whole = dataclasses.replace(each, **(pads or {}), **changed)
+                if self.fits(whole) and self.gives(whole):
+                    yield whole
+
+    def _pads(self, row: DraftRow, crops: Crops) -> dict[str, Any] | None:
+        """Return what a row adds and cuts off; None if its leaves differ in it."""
+        fields: dict[str, Any] = {}
+        for side, name in enumerate(("cuts", "pads")):
+            leaves = (self.source, self.target)[side].leaves
+            paths = (row.source_paths, row.target_paths)[side]
+            every = {
+                tuple(
+                    (axis, first, size - end)
+                    for axis, (size, (first, end)) in enumerate(
+                        zip(leaves[path].shape, crops[side, path], strict=True)
+                    )
+                    if first or end < size
+                )
+                if (side, path) in crops
+                else ()
+                for path in paths
+            }
+            if len(every) > 1 or (
+                any(every) and len((row.sources, row.targets)[side]) > 1
+            ):
+                return None
+            fields[name] = every.pop()
+        return None if all(fields.values()) else fields
+
+    def _by_dtype(self, row: DraftRow) -> Iterator[DraftRow]:
+        """Divide a row by the dtypes of its leaves, and note the casts."""
+        parts: dict[tuple[str, ...], list[Any]] = {}
+        for pair in row.pairs:
+            sources, targets = pair
+            olds = {str(np.dtype(self.source.leaves[path].dtype)) for path in sources}
+            news = {str(np.dtype(self.target.leaves[path].dtype)) for path in targets}
+            if len(olds) == len(news) == 1:
+                old, new = olds.pop(), news.pop()
+                parts.setdefault((old, new) if old != new else (), []).append(pair)
+        for cast, pairs in parts.items():
+            yield dataclasses.replace(row, pairs=tuple(pairs), cast=cast)
+
+    def _shifted(
+        self, ones: Mapping[str, Any], twos: Mapping[str, Any], offset: float
+    ) -> list[DraftRow]:
+        """Return rows of leaves whose numbers are 1 more, or less, as of norms."""
+
+        def read(nth: int, path: str) -> np.ndarray:
+            array = self.calls[nth][0].array(path)
+            return array.astype(np.promote_types(array.dtype, np.float32)) + offset
+
+        return self.linked(_floats(ones), _floats(twos), old=read, offset=offset)
+
+    def _cropped(
+        self, ones: Mapping[str, Any], twos: Mapping[str, Any]
+    ) -> list[DraftRow]:
+        """Return rows of leaves that are longer by zeros, or shorter."""
+        crops = self._crops(ones, twos)
+        return self.linked(ones, twos, crops=crops) if crops else []
+
+    def _crops(self, ones: Mapping[str, Any], twos: Mapping[str, Any]) -> Crops:
+        """Return the boxes of leaves that are in leaves of the other side."""
+        crops: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
+        for path in _floats(twos):
+            box = filled_box(self.target.array(path) != 0)
+            if box and box != _whole(twos[path].shape):
+                crops[1, path] = box
+        places: dict[str, list[np.ndarray]] = {}
+        found = self._found([*ones], [*twos], crops=crops)
+        for own in self._known(found).values():
+            for number, path in enumerate(ones):
+                places.setdefault(path, []).append(own.places[own.leaves == number])
+        for path, every in places.items():
+            seen = np.zeros(ones[path].shape, bool)
+            seen.reshape(-1)[np.concatenate(every)] = True
+            box = filled_box(seen)
+            if box and box != _whole(ones[path].shape):
+                crops[0, path] = box
+        return crops
+
+    def _scaled(
+        self, ones: Mapping[str, Any], twos: Mapping[str, Any]
+    ) -> Iterator[DraftRow]:
+        """Yield rows of leaves whose numbers are a multiple, plus something."""
+        crops = {key: box for key, box in self._crops({}, twos).items() if key[0]}
+        kinds = np.dtype("float32"), np.dtype("float64")
+        twos = {path: leaf for path, leaf in twos.items() if leaf.dtype in kinds}
+        done: set[str] = set()
+        groups = [[*by_template(_floats(side)).values()] for side in (ones, twos)]
+        groups[1] += [*_of_one_word(groups[1])]
+        for olds, news in itertools.product(*groups):
+            if done & {*olds, *news}:
+                continue
+            lines = [
+                self._line(nth, olds, news, crops) for nth in range(len(self.calls))
+            ]
+            slopes = {line[:2] for line in lines if line}
+            if not all(lines) or len(slopes) > 1:
+                continue
+            ((scale, offset),) = slopes
+
+            def read(nth: int, path: str, lines: Any = lines) -> np.ndarray:
+                return lines[nth][2][path]
+
+            for row in self.linked(
+                olds, news, old=read, crops=crops, scale=scale, offset=offset
+            ):
+                done |= {*row.source_paths, *row.target_paths}
+                yield row
+
+    def _line(
+        self, nth: int, olds: Sequence[str], news: Sequence[str], crops: Crops
+    ) -> tuple[float, float, dict[str, np.ndarray]] | None:
+        """Return scale, offset, and the sources with the numbers of the same rank."""
+        source, target = self.calls[nth]
+        if sum(source.leaves[path].size for path in olds) > _MOST_NUMBERS:
+            return None
+        sources = [source.array(path) for path in olds]
+        targets = [cropped(target.array(path), crops.get((1, path))) for path in news]
+        if sum(a.size for a in sources) != sum(a.size for a in targets):
+            return None
+        x, y = (np.concatenate([a.reshape(-1) for a in s]) for s in (sources, targets))
+        line = fitted_line(np.sort(x), np.sort(y))
+        if line is None or line == (1.0, 0.0):
+            return None
+        ranked = np.empty_like(y)
+        ranked[np.argsort(x)] = np.sort(y)[:: 1 if line[0] > 0 else -1]
+        parts = np.split(ranked, np.cumsum([a.size for a in sources])[:-1])
+        arrays = {
+            path: part.reshape(array.shape)
+            for path, part, array in zip(olds, parts, sources, strict=True)
+        }
+        return *line, arrays
+
+    def fits(self, row: DraftRow) -> bool:
+        """Return whether a row fits the shapes of both sides."""
+        kinds: dict[object, list[Any]] = {}
+        for pair in row.pairs:  # those of equal shapes are alike
+            olds = tuple(map(self.source.leaves.get, pair[0]))
+            news = tuple(map(self.target.leaves.get, pair[1]))
+            kinds.setdefault((olds, news), []).append(pair)
+        some = [
+            pair for alike in kinds.values() for pair in (alike[0], *alike[1:][-1:])
+        ]
+        source = {path: self.source.leaves[path] for paths, _ in some for path in paths}
+        target = {path: self.target.leaves[path] for _, paths in some for path in paths}
+        try:
+            as_table(*written([canonical(row)])).plan(source, target)
+        except MigrationError:
+            return False
+        return True
+
+    def gives(self, row: DraftRow) -> bool:
+        """Return whether a row makes every number of its targets, in all calls."""
+        for from_side, to_side in self.calls:
+            source = {path: from_side.array(path) for path in row.source_paths}
+            target = {path: to_side.leaves[path] for path in row.target_paths}
+            try:
+                moved = as_table(*written([canonical(row)]))(source, target)
+            except MigrationError:
+                return False
+            for path in target:
+                wanted = to_side.array(path)
+                if row.scale != 1:
+                    is_equal = np.allclose(moved[path], wanted, rtol=1e-5, atol=1e-7)
+                else:
+                    is_equal = np.array_equal(as_bytes(moved[path]), as_bytes(wanted))
+                if not is_equal:
+                    return False
+        return True
+
+    def tested(self, row: DraftRow) -> list[DraftRow]:
+        """Return what numbers leave of a row that names propose."""
+        arrays = [self.target.array(path) for path in row.target_paths]
+        if all(map(is_constant, arrays)):
+            is_live = self.fits(row) and self.gives(row)
+            row = row.marked("constant numbers") if is_live else row
+            return [dataclasses.replace(row, is_live=is_live)]
+        if rows := self._within(row):
+            return rows
+        for offset in (0.0, 1.0):
+            tried = dataclasses.replace(row, offset=offset)
+            if self.fits(tried) and self.gives(tried):
+                if all(map(_is_telling, arrays)):
+                    return [dataclasses.replace(tried, evidence="values", checks=())]
+                return [tried]
+        return [dataclasses.replace(row, is_live=False)]
+
+    def _within(self, row: DraftRow) -> list[DraftRow]:
+        """Return the rows that numbers show among the leaves of a proposed row alone.
+
+        A number that other leaves have, too, may stand once among these.
+        """
+        links = []
+        for ones, twos in row.pairs:
+            olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
+            known = self._known(self._found(ones, twos))
+            links += find_links(olds, news, known, _LEAST_WITHIN)
+        olds = self._leaves(0, row.source_paths, {})
+        news = self._leaves(1, row.target_paths, {})
+        rows = [*self._fitting(rows_of_links(olds, news, links), {}, {})]
+        done = {path for each in rows for path in each.target_paths}
+        return rows if done == {*row.target_paths} else []
+
+    def repeated(self, ones: Sequence[str], twos: Sequence[str]) -> list[DraftRow]:
+        """Return the rows of some leaves alone, where numbers are repeated."""
+        return self._within(
+            DraftRow((), (), {}, ((tuple(ones), tuple(twos)),), "values")
+        )
+
+    def with_rivals(self, rows: Iterable[DraftRow]) -> Iterator[DraftRow]:
+        """Mark rows whose numbers say nothing of the leaf, or of the order of its axes.
+
+        A cast makes the numbers of a model and of its average equal; a symmetric array
+        is the same whichever axis is first.
+        """
+        rows = [*rows]
+        proved = [row for row in rows if row.is_live and row.evidence == "values"]
+        sizes = {
+            self.target.leaves[path].size for row in proved for path in row.target_paths
+        }
+        sizes |= {
+            self.source.leaves[p].size for row in proved for p in row.source_paths
+        }
+        alike: dict[object, list[str]] = {}
+        keys: dict[object, object] = {}
+        dtypes = (self.target.leaves[row.target_paths[0]].dtype for row in proved)
+        for dtype in dict.fromkeys(dtypes):
+            for path, leaf in self.source.leaves.items():
+                same = leaf.size in sizes and contents([self.source.array(path)], dtype)
+                if same:
+                    keys[dtype, path] = dtype, same
+                    alike.setdefault((dtype, same), []).append(path)
+        for row in rows:
+            if not (row.is_live and row.evidence == "values"):
+                yield row
+                continue
+            dtype = self.target.leaves[row.target_paths[0]].dtype
+            own = dict.fromkeys(row.source_paths)
+            every = dict.fromkeys(keys.get((dtype, path)) for path in own)
+            there = itertools.chain(*(alike.get(key, ()) for key in every))
+            others = [path for path in there if path not in own]
+            if others:
+                names = listing(fold(others), limit=3)
+                row = row.marked(EQUAL, f"these have the same numbers: {names}")
+            if all(is_symmetric(self.source.array(path)) for path in own):
+                row = row.marked("order of axes", "the arrays are symmetric")
+            yield row
+
+    def are_reordered(self, rows: Sequence[DraftRow]) -> bool:
+        """Return whether leaves, or those of a row, have their numbers elsewhere."""
+        dtypes = {leaf.dtype for leaf in self.target.leaves.values()}
+        rows = [row for row in rows if not row.is_live]
+        old = [
+            *([path] for path in self.source.leaves),
+            *(r.source_paths for r in rows),
+        ]
+        new = [
+            *([path] for path in self.target.leaves),
+            *(r.target_paths for r in rows),
+        ]
+        there = {
+            (dtype, contents([self.source.array(path) for path in paths], dtype))
+            for paths in old
+            for dtype in dtypes
+        }
+        return any(
+            (dtype, own) in there
+            for paths in new
+            for dtype in {self.target.leaves[path].dtype for path in paths}
+            if (own := contents([self.target.array(path) for path in paths], dtype))
+        )
+
+
+def cropped(array: np.ndarray, box: tuple[tuple[int, int], ...] | None) -> np.ndarray:
+    """Return a box of an array; all of it without one."""
+    return array if box is None else array[tuple(slice(a, b) for a, b in box)]
+
+
+def _whole(shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((0, size) for size in shape)
+
+
+def _floats(leaves: Mapping[str, Any]) -> list[str]:
+    return [p for p, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+def _of_one_word(groups: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """Yield groups whose paths differ in one word as one."""
+    alike: dict[object, list[str]] = {}
+    for paths in groups:
+        template = template_of(paths[0])
+        for place, token in enumerate(template):
+            if token is not None and token.isalpha():
+                key = place, template[:place], template[place + 1 :]
+                alike.setdefault(key, []).extend(paths)
+    yield from alike.values()
+
+
+def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
+    """Mark a row whose source has the same numbers elsewhere, too."""
+    names = [name for path in row.source_paths for name in twins.get(path, ())]
+    if not names:
+        return row
+    note = f"the source has the same numbers at {listing(names, limit=3)}"
+    return row.marked(EQUAL, note)
+
+
+def _is_telling(array: np.ndarray) -> bool:
+    """Return whether an array has so many numbers that no other order gives it."""
+    numbers = bits(array)
+    return numbers is not None and len(np.unique(numbers)) > max(1, len(numbers) // 2)

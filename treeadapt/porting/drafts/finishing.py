@@ -1,0 +1,249 @@
+"""From rows to a table: united, in order, each with its own leaves, and the rest of it.
+
+Takes rows that are known to fit; gives the draft: the table, which leaves it has no row
+for, and what else there is to know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from treeadapt.migrations.migration import Migration
+from treeadapt.porting.drafts.evidence import Evidence
+from treeadapt.porting.drafts.inputs import Side
+from treeadapt.porting.drafts.merging import canonical, is_guess, merged
+from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
+from treeadapt.porting.drafts.numbers import find_origins
+from treeadapt.porting.drafts.ordering import apart
+from treeadapt.porting.drafts.rows import DraftRow, Hole
+from treeadapt.porting.drafts.values import find_links, leaf_of
+from treeadapt.porting.drafts.writing import (
+    as_table,
+    with_first_layers,
+    with_sizes,
+    written,
+)
+from treeadapt.text.names import fold, listing
+
+NO_ROW = "The two sides have numbers in common, in an order that no row gives."
+_MANY_LEAVES = 50_000  # too many to see which rows could do without a list
+_FEW_PAIRS = (
+    "Most leaves have no partner: these do not look like one model of one size. Where "
+    "sizes differ, draft on two models of one size: the table is that of all sizes."
+)
+
+
+def rest(paths: Iterable[str], evidence: str) -> DraftRow:
+    """Return the row of leaves that stay as they are."""
+    pairs = tuple(((path,), (path,)) for path in paths)
+    return DraftRow((), (), {}, pairs, evidence, is_rest=True)
+
+
+def _collapsed(rows: Sequence[DraftRow], source: Side, target: Side) -> list[DraftRow]:
+    """Return rows with one for all leaves that stay as they are, if most do."""
+    staying = [row for row in rows if _stays(row)]
+    paths = [path for row in staying for path in row.source_paths]
+    if len(staying) < 2 or 2 * len(paths) < min(len(source.leaves), len(target.leaves)):
+        return [*rows]
+    return [*(row for row in rows if not _stays(row)), rest(paths, "values")]
+
+
+def _stays(row: DraftRow) -> bool:
+    is_plain = len(row.places) == 2 and row.sources == row.targets
+    is_sure = (
+        row.is_live
+        and not row.checks
+        and row.changes == DraftRow((), (), {}, (), "").changes
+    )
+    return (
+        is_plain
+        and is_sure
+        and all(ones == twos and len(ones) == 1 for ones, twos in row.pairs)
+    )
+
+
+def finished(
+    evidence: Evidence,
+    rows: Sequence[DraftRow],
+    unread: Sequence[str],
+    notes: list[str],
+) -> MigrationDraft:
+    """Return the draft of some rows.
+
+    Args:
+        evidence: both sides.
+        rows: that fit, those that numbers contradict too.
+        unread: leaves of the source that a function does not depend on.
+        notes: what is known already.
+    """
+    source, target = evidence.source, evidence.target
+    place = {path: number for number, path in enumerate(source.leaves)}
+    rows = [
+        row.marked("sizes", "which of two equal sizes is in [sizes]")
+        if is_guess(row)
+        else row
+        for row in map(canonical, rows)
+    ]
+    rows = sorted(
+        _collapsed(rows, source, target),
+        key=lambda row: min(place[path] for path in row.source_paths),
+    )
+    live, refuted = (
+        merged([row for row in rows if row.is_live == is_live])
+        for is_live in (True, False)
+    )
+    united = [_bare(row, source, target) for row in live]
+    texts, sizes = written(_in_order(united))
+    texts = apart(texts, [*source.leaves])
+    texts, sizes = with_first_layers(texts, sizes)
+    texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
+    migration = as_table(texts, sizes)
+    pairs = _pairs(migration, united, source, target)
+    filled = {path for targets in pairs.values() for path in targets}
+    doubtful = {
+        path for each in texts if each.row.checks for path in each.row.source_paths
+    }
+    missing = tuple(path for path in target.leaves if path not in filled)
+    gone = {*pairs, *unread}
+    unexpected = tuple(path for path in source.leaves if path not in gone)
+    shared = _sharing(source, target, unexpected, missing)
+    few = len(pairs) * 2 < len(source.leaves) and len(filled) * 2 < len(target.leaves)
+    if few and not shared and NO_ROW not in notes:
+        notes.append(_FEW_PAIRS)
+    notes += _size_notes(united, source, target)
+    return MigrationDraft(
+        migration,
+        {path: tuple(pairs[path]) for path in source.leaves if path in pairs},
+        tuple(path for path in source.leaves if path in doubtful),
+        missing,
+        unexpected,
+        tuple(notes),
+        shared,
+        tuple(texts),
+        tuple(with_sizes(row) for row in refuted),
+        sizes,
+    )
+
+
+def _sharing(
+    from_side: Side, to_side: Side, unexpected: Sequence[str], missing: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return which leaves without a partner have numbers in common, by target."""
+    shared: dict[str, dict[str, None]] = {}
+    # A number that is on from_side side several times is looked up from there.
+    for (a, sources), (b, targets) in itertools.permutations(
+        ((from_side, unexpected), (to_side, missing))
+    ):
+        if a.arrays is None or b.arrays is None:
+            return {}
+        origins, _, constant = find_origins(
+            [a.arrays[path] for path in sources],
+            [a.leaves[path].dtype for path in sources],
+            {path: b.arrays[path] for path in targets},
+        )
+        olds, news = (
+            [leaf_of(path, side.leaves[path].shape) for path in paths]
+            for side, paths in ((a, sources), (b, targets))
+        )
+        varied = {path: own for path, own in origins.items() if not constant[path]}
+        for link in find_links(olds, news, varied):
+            source, target = link.ends if a is from_side else link.ends[::-1]
+            shared.setdefault(target.path, {})[source.path] = None
+    return {path: tuple(shared[path]) for path in missing if path in shared}
+
+
+def _pairs(
+    migration: Migration, rows: Sequence[DraftRow], from_side: Side, to_side: Side
+) -> dict[str, dict[str, None]]:
+    """Return where each leaf of the source goes, by the plan of the table."""
+    source = {path: from_side.leaves[path] for row in rows for path in row.source_paths}
+    target = {path: to_side.leaves[path] for row in rows for path in row.target_paths}
+    plan, _ = migration.planned(source, target)
+    pairs: dict[str, dict[str, None]] = {}
+    for group in plan.groups:
+        for path in group.source_paths:
+            pairs.setdefault(path, {}).update(dict.fromkeys(group.filled))
+    return pairs
+
+
+def _size_notes(rows: Sequence[DraftRow], source: Side, target: Side) -> Iterator[str]:
+    sizes = {
+        n
+        for side in (source, target)
+        for leaf in side.leaves.values()
+        for n in leaf.shape
+    }
+    by_values = any(row.evidence == "values" and not row.is_rest for row in rows)
+    if by_values and len(sizes - {1}) < 4:
+        yield (
+            "There are few different sizes, so axes may be taken for one another. "
+            "Different primes show all of them."
+        )
+    paths = [
+        path
+        for row in rows
+        if any(() in parts for place in row.places for parts in place.axes)
+        for path in row.target_paths
+    ]
+    if paths:
+        yield (
+            "Axes of size 1 show nothing: what has size 1 here, as the layers of a "
+            f"model with one, is `1` in the rows of {listing(fold(paths), limit=4)}."
+        )
+
+
+def _bare(row: DraftRow, source: Side, target: Side) -> DraftRow:
+    """Return a row without the lists of texts that nothing else would match."""
+    if len(row.places) != 2 or len(source.leaves) + len(target.leaves) > _MANY_LEAVES:
+        return row
+    for atom in sorted(row.sizes):
+        holes = [
+            token
+            for place in row.places
+            for token in place.tokens
+            if isinstance(token, Hole) and token.atoms == (atom,) and token.is_text
+        ]
+        if (
+            len(holes) != 2
+            or holes[0].texts != holes[1].texts
+            or len(holes[0].texts) < 4
+        ):
+            continue
+        tried = dataclasses.replace(row, bare=row.bare | {atom})
+        (text,), _ = written([tried])
+        there = text.read
+        back = there.reversed()
+        takes = [path for path in source.leaves if there.takes(path)]
+        gives = [path for path in target.leaves if back.takes(path)]
+        if {*takes} == {*row.source_paths} and {*gives} == {*row.target_paths}:
+            row = tried
+    return row
+
+
+def _in_order(rows: Sequence[DraftRow]) -> list[DraftRow]:
+    """Put rows for some numbers, ``{n+2}``, above those for any."""
+    special = [row for row in rows if _is_shifted(row)]
+    rows = sorted(rows, key=lambda row: row.is_rest)
+    ordered = [row for row in rows if not _is_shifted(row)]
+    texts, _ = written(ordered)
+    read = [text.read for text in texts]
+    places: dict[int, list[DraftRow]] = {}
+    for row in special:
+        path = row.source_paths[0]
+        takers = (n for n, other in enumerate(read) if other.takes(path))
+        places.setdefault(next(takers, len(ordered)), []).append(row)
+    return [
+        row
+        for place in range(len(ordered) + 1)
+        for row in (*places.get(place, ()), *ordered[place : place + 1])
+    ]
+
+
+def _is_shifted(row: DraftRow) -> bool:
+    return any(
+        isinstance(token, Hole) and token.shift
+        for p in row.sources
+        for token in p.tokens
+    )

@@ -1,0 +1,211 @@
+"""A drafted table, and its text: a migration file with a comment where to look."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from treeadapt.migrations.files import MIGRATION_FILE
+from treeadapt.migrations.migration import Migration
+from treeadapt.porting.drafts.checking import DraftCheck, compared_with
+from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
+from treeadapt.porting.drafts.writing import WrittenRow, alone
+from treeadapt.text.data_files import VERSION
+from treeadapt.text.html_table import html_table
+from treeadapt.text.names import first_rows, fold, listing, plural
+
+_SHARED = (
+    "# These have numbers in common, in an order that no single row gives: layers in",
+    "# blocks that are not whole, or a scan within a scan, take two tables, one after",
+    "# the other: `a.then(b)`. If there are copies on the source's side,",
+    "# draft the other way around, and take the inverse, which undoes a `repeat`:",
+)
+_MOST_NOTES = 6  # above a row
+_COMPARE = "Compare the answers of both models; ta.find_wrong_rows names a wrong row."
+_KINDS = ("by values", "to check")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MigrationDraft:
+    """A drafted table, and what each of its rows rests on.
+
+    Attributes:
+        migration: the table as it is, doubtful rows included.
+        pairs: for each path of the source the paths of the target that it goes to.
+        doubtful: paths of the source whose row has a mark, ``check``.
+        missing: leaves of the target that nothing fills.
+        unexpected: leaves of the source without a partner; in the text, their rows that
+            drop them are comments.
+        notes: what else there is to know: sizes of 1, models that are not alike.
+    """
+
+    migration: Migration
+    pairs: Mapping[str, tuple[str, ...]]
+    doubtful: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    notes: tuple[str, ...]
+    _shared: Mapping[str, tuple[str, ...]] = dataclasses.field(repr=False)
+    _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
+    _refuted: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
+    _sizes: Mapping[str, int] = dataclasses.field(repr=False)
+
+    def check(self, source: Any, other: Any) -> DraftCheck:
+        """Run the table at another size, there and back, and compare.
+
+        Numbers of one configuration cannot show what another one would, such as which
+        of two equal sizes is meant. Sizes that the table says itself are those of the
+        configuration that it was drafted at.
+
+        Args:
+            source: tree, checkpoint or schema of another configuration.
+            other: the conversion function, which is called with distinct numbers; or
+                the target, a tree or a checkpoint, that ``source`` should become.
+
+        Returns:
+            A report that is false if something differs. It says which rows do, and at
+            which paths.
+
+        Raises:
+            MigrationError: a side holds no numbers; the function raises, or returns no
+                arrays.
+
+        Example:
+            >>> from treeadapt.porting.drafts.draft import draft_migration
+            >>> small = {"w": np.zeros((3, 5), "f4")}
+            >>> draft = draft_migration(small, convert=lambda w: {"k": w["w"].T})
+            >>> large = {"w": jax.ShapeDtypeStruct((7, 9), "float32")}
+            >>> print(draft.check(large, lambda w: {"k": w["w"].T}))
+            1 leaf: equal, there and back.
+            >>> print(draft.check(large, lambda w: {"k": -w["w"].T}))
+            The row 'w : o i' differs on the way there: 'k'.
+            The row 'w : o i' differs on the way back: 'w'.
+        """
+        return compared_with(self.migration, source, other)
+
+    def to_toml(self) -> str:
+        """Write the table as a migration file, with a comment where to look at it."""
+        lines = [f"# {line}".rstrip() for line in self.summary.splitlines()]
+        lines += [f"version = {VERSION}"]
+        if self._sizes:
+            lines += ["", "[sizes]", *MIGRATION_FILE.field_lines(self._sizes)]
+            lines.append("# No shape says these at another size.")
+        if not self._rows:
+            lines.append("rows = []")
+        for each in self._rows:
+            if each.row.is_rest:
+                lines += self._drops()
+            lines += ["", *_row_lines(each)]
+        if self._refuted:
+            lines += ["", "# Names are for these rows, and the numbers against them:"]
+            for each in self._refuted:
+                lines += [f"# {line}".rstrip() for line in ("", *_row_lines(each))]
+        if not any(each.row.is_rest for each in self._rows):
+            lines += self._drops()
+        named = {path for each in self._refuted for path in each.row.target_paths}
+        unlike = [p for p in self.missing if p not in self._shared and p not in named]
+        if unlike:
+            lines += ["", "# Nothing in the source is like these leaves of the target:"]
+            lines += _listed(fold(unlike))
+        if self._shared:
+            lines += ["", *_SHARED]
+            lines += _listed(
+                f"{path} and {', '.join(fold(sources))}"
+                for path, sources in self._shared.items()
+            )
+        return "\n".join(lines) + "\n"
+
+    def _drops(self) -> list[str]:
+        """Return the rows that would drop leaves without a partner, as comments."""
+        shared = {path for paths in self._shared.values() for path in paths}
+        named = {path for each in self._refuted for path in each.row.source_paths}
+        unlike = [p for p in self.unexpected if p not in shared | named]
+        if not unlike:
+            return []
+        lines = ["", "# Nothing in the target is like these. To drop them:"]
+        for each in dropping(unlike):
+            lines += ["#", *(f"# {line}" for line in _row_lines(each))]
+        return lines
+
+    def __repr__(self) -> str:
+        rows = (
+            f"{source} -> {target}{'    check: ' * bool(check)}{check}"
+            for source, target, check in self._row_texts()
+        )
+        return "\n".join([self.summary, *rows])
+
+    def _repr_html_(self) -> str:
+        """Return the draft for a notebook."""
+        title, *notes = self.summary.splitlines()
+        head = ("source", "target", "check")
+        return html_table(title, head, self._row_texts(), notes)
+
+    def _row_texts(self) -> Iterator[tuple[str, str, str]]:
+        """Yield of each row its sources, its targets, and what it rests on."""
+        for each in self._rows:
+            source, target = (
+                ", ".join(map(repr, x)) for x in (each.sources, each.targets)
+            )
+            options = (f"{k}={v!r}" for k, v in each.operations.items())
+            check = ", ".join(each.row.checks)
+            yield source, " ".join([target or "dropped", *options]), check
+
+    @property
+    def summary(self) -> str:
+        """How many rows there are, what is left out, and what else there is to know."""
+        counts = Counter(
+            "to check" if each.row.checks else "by values" for each in self._rows
+        )
+        parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
+        head = plural(len(self._rows), "row")
+        lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
+        lines += [_COMPARE] if counts["to check"] else []
+        for noun, paths in (
+            ("of the target that nothing fills", self.missing),
+            ("of the source without a partner", self.unexpected),
+        ):
+            if paths:
+                names = listing(fold(paths), limit=4)
+                lines.append(f"{plural(len(paths), 'leaf')} {noun}: {names}.")
+        return "\n".join([*lines, *self.notes])
+
+
+def _row_lines(each: WrittenRow) -> list[str]:
+    """Write a row, what its reader should know above it."""
+    notes = first_rows([_line(note) for note in each.row.notes], limit=_MOST_NOTES)
+    fields = {"from": alone(each.sources), "to": alone(each.targets)}
+    if not each.targets:
+        fields = {"drop": alone(each.sources)}
+    return [
+        *(f"# {note}" for note in notes),
+        MIGRATION_FILE.table,
+        *MIGRATION_FILE.field_lines(fields | each.options),
+    ]
+
+
+def dropping(paths: Sequence[str]) -> Iterator[WrittenRow]:
+    """Yield rows that drop leaves, those that differ in numbers as one."""
+    for template, members in by_template(paths).items():
+        tokens = [*map(tokens_of, members)]
+        text = ""
+        for place, token in enumerate(template):
+            if token is None:
+                numbers = {each[place] for each in tokens}
+                text += "*" if len(numbers) > 1 else numbers.pop()
+            else:
+                text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
+        row = DraftRow((), (), {}, ((tuple(members), ()),), "values")
+        yield WrittenRow((text.replace(" : ", r" \: "),), (), {}, row)
+
+
+def _listed(texts: Iterable[str], limit: int = 200) -> list[str]:
+    """Write texts as comments, one a line."""
+    return [f"#     {_line(text)}" for text in first_rows([*texts], limit=limit)]
+
+
+def _line(text: str) -> str:
+    """Write a text within one line of a comment."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown[:400]

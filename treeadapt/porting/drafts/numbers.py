@@ -1,0 +1,306 @@
+"""Where each number of the target is in the source, found by its bits.
+
+Of a large leaf only lines along its axes are looked up, at a few places; the whole of
+it is compared when the table runs. A number that the source has twice says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.porting.drafts.rows import template_of
+
+#: Leaves with at most this many numbers are looked up whole.
+WHOLE = 2**15
+_LINES = 4  # along each axis of a larger one
+_CHUNK = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Origins:
+    """Numbers of one leaf, and where they are in the source.
+
+    Attributes:
+        flat: flat indices of the numbers whose place is known.
+        leaves: number of the leaf of the source, for each.
+        places: flat index in that leaf, for each.
+        total: how many numbers were looked up.
+    """
+
+    flat: np.ndarray
+    leaves: np.ndarray
+    places: np.ndarray
+    total: int
+
+    @property
+    def share(self) -> float:
+        """How many of the numbers that were looked up are known, from 0 to 1."""
+        return len(self.flat) / self.total if self.total else 0.0
+
+
+@functools.lru_cache(maxsize=1_024)
+def sample(shape: tuple[int, ...]) -> np.ndarray:
+    """Return flat indices to look up, the same for all leaves of a shape."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if size <= WHOLE:
+        return np.arange(size)
+    random = np.random.default_rng(0)
+    lines = []
+    for axis, length in enumerate(shape):
+        for _ in range(_LINES):
+            point = [np.full(length, random.integers(n)) for n in shape]
+            point[axis] = np.arange(length)
+            lines.append(np.ravel_multi_index(tuple(point), shape))
+    return np.unique(np.concatenate(lines))
+
+
+def bits(array: np.ndarray) -> np.ndarray | None:
+    """Return numbers as unsigned integers; None of those that have no such form."""
+    if array.dtype.itemsize not in (1, 2, 4, 8) or array.dtype.kind in "OUSMm":
+        return None
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+
+
+def castable(old: Any, new: Any) -> bool:
+    """Return whether numbers of one dtype may have become those of another one."""
+    if old == new:
+        return True
+    both = (jnp.floating, jnp.complexfloating, jnp.integer)
+    return any(jnp.issubdtype(old, k) and jnp.issubdtype(new, k) for k in both)
+
+
+def as_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return numbers in another dtype, rounded; too large ones are infinite."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
+
+
+def is_constant(array: np.ndarray) -> bool:
+    """Return whether all numbers are one, as far as they are looked up."""
+    numbers = bits(array)
+    if numbers is None or not len(numbers):
+        return True
+    seen = numbers[sample(array.shape)]
+    return bool((seen == seen[0]).all())
+
+
+def find_origins(
+    source: Sequence[Callable[[], np.ndarray]],
+    dtypes: Sequence[Any],
+    target: Mapping[str, Callable[[], np.ndarray]],
+) -> tuple[dict[str, Origins], list[int], dict[str, bool]]:
+    """Look the numbers of a target up in a source.
+
+    Args:
+        source: give the arrays, one at a time.
+        dtypes: of them.
+        target: give the arrays, by path.
+
+    Returns:
+        What is known, by path; for each leaf of the source, the number of the first
+        one that has the same numbers; which leaves of the target are constant. Of one
+        number are those that are 0 or 1, as all are whose paths differ in numbers only.
+    """
+    wanted: dict[Any, list[tuple[str, np.ndarray, np.ndarray]]] = {}
+    constant: dict[str, bool] = {}
+    singles: dict[object, dict[str, Any]] = {}  # by their names without numbers
+    for path, read in target.items():
+        array = read()
+        numbers = bits(array)
+        if numbers is None or not len(numbers):
+            constant[path] = True
+            continue
+        flat = sample(array.shape)
+        seen = numbers[flat]
+        constant[path] = bool((seen == seen[0]).all())
+        if array.size == 1:
+            singles.setdefault(template_of(path), {})[path] = array.item()
+        wanted.setdefault(array.dtype, []).append((path, flat, seen))
+    for numbers_of in singles.values():
+        differ = len({*numbers_of.values()}) > 1
+        if differ or not {*numbers_of.values()} <= {0, 1}:
+            constant |= dict.fromkeys(numbers_of, False)
+    tables = {
+        dtype: _Table(_distinct(np.concatenate([seen for *_, seen in leaves])))
+        for dtype, leaves in wanted.items()
+    }
+    first = list(range(len(source)))
+    seen_leaves: dict[Any, int] = {}
+    for number, (read, dtype) in enumerate(zip(source, dtypes, strict=True)):
+        array = read()
+        source_numbers = bits(array)
+        if source_numbers is None:
+            continue
+        key = array.shape, array.dtype, source_numbers[sample(array.shape)].tobytes()
+        if not is_constant(array) and seen_leaves.setdefault(key, number) != number:
+            first[number] = seen_leaves[key]
+            continue
+        for new, table in tables.items():
+            if castable(dtype, new):
+                table.add(number, array, new)
+    origins = {}
+    for dtype, leaves in wanted.items():
+        for path, flat, seen in leaves:
+            origins[path] = tables[dtype].look_up(flat, seen)
+    return origins, first, constant
+
+
+_BY_CHANCE = 0.37  # of the numbers of a leaf, at most, the source has once
+_FEW = 4  # numbers that may be equal by chance
+
+
+def have_numbers_in_common(origins: Iterable[Origins]) -> bool:
+    """Return whether more numbers of leaves are in the source than by chance.
+
+    Two models that have nothing in common but a dtype of few bits have many numbers
+    that the source has once: on average ``n / e**n`` of them, 1 / e at most.
+    """
+    sums = [(len(each.flat), each.total) for each in origins]
+    sums.append((sum(known for known, _ in sums), sum(total for _, total in sums)))
+    deviation = (_BY_CHANCE * (1 - _BY_CHANCE)) ** 0.5
+    return any(
+        total and known >= _BY_CHANCE * total + 4 * deviation * total**0.5
+        for known, total in sums
+    )
+
+
+def contents(arrays: Sequence[np.ndarray], dtype: Any) -> bytes:
+    """Return what arrays have equal if their numbers are, in whatever order.
+
+    It is empty for numbers of another kind than ``dtype``, and for very few.
+    """
+    if not all(castable(array.dtype, dtype) for array in arrays):
+        return b""
+    numbers = bits(np.concatenate([as_dtype(a, dtype).reshape(-1) for a in arrays]))
+    if numbers is None or len(np.unique(numbers)) < _FEW:
+        return b""
+    return hashlib.sha256(np.sort(numbers).tobytes()).digest()
+
+
+def known_in_all(every: Sequence[Origins], *, is_wide: bool) -> Origins:
+    """Return what is known of a leaf in all calls of a function, and the same.
+
+    Args:
+        every: of each call.
+        is_wide: whether all numbers differ. Of 16 bits some are unknown in one call,
+            and what no other call contradicts counts.
+    """
+    first, *others = every
+    for other in others:
+        flat, leaves, places = (
+            np.concatenate([getattr(each, name) for each in (first, other)])
+            for name in ("flat", "leaves", "places")
+        )
+        order = np.argsort(flat, kind="stable")
+        flat, leaves, places = flat[order], leaves[order], places[order]
+        is_twice, is_same = np.zeros((2, len(flat)), bool)
+        is_twice[:-1] = flat[1:] == flat[:-1]
+        is_same[:-1] = (leaves[1:] == leaves[:-1]) & (places[1:] == places[:-1])
+        is_once = ~is_twice & ~np.roll(is_twice, 1)
+        is_kept = (is_twice & is_same) | (is_once & (not is_wide))
+        first = Origins(flat[is_kept], leaves[is_kept], places[is_kept], first.total)
+    return first
+
+
+def filled_box(is_in: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Return the box that holds what is in it and nothing else; empty if none does.
+
+    Example:
+        >>> filled_box(np.array([[0, 1, 1], [0, 1, 1], [0, 0, 0]], bool))
+        ((0, 2), (1, 3))
+    """
+    if not is_in.ndim:
+        return ()
+    box = tuple(
+        (int(every.min()), int(every.max()) + 1)
+        for every in np.nonzero(is_in)
+        if len(every)
+    )
+    is_box = len(box) == is_in.ndim and is_in[tuple(slice(a, b) for a, b in box)].all()
+    return box if is_box else ()
+
+
+def fitted_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Return ``a`` and ``b`` of ``y = a * x + b``, short numbers; None without such.
+
+    Args:
+        x: in order.
+        y: in order; if ``a`` is negative, the other way around.
+
+    Example:
+        >>> x = np.arange(1, 9, dtype=np.float32)
+        >>> fitted_line(x, x / np.float32(4)), fitted_line(x, 2 * x + 1)
+        ((0.25, 0.0), (2.0, 1.0))
+        >>> fitted_line(x, x**2)
+    """
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if len(x) < 2 or not x[0] < x[-1] or not y[0] < y[-1]:
+        return None
+    for sign in (1, -1):
+        ends = y[::sign][[0, -1]]
+        a = (ends[1] - ends[0]) / (x[-1] - x[0])
+        b = ends[0] - a * x[0]
+        for digits in range(1, 10):
+            slope = float(f"{a:.{digits}g}")
+            for shift in (0.0, float(f"{b:.{digits}g}")):
+                near = 3e-7 * (np.abs(slope * x) + abs(shift))
+                if (np.abs(slope * x + shift - y[::sign]) <= near).all():
+                    return slope, shift
+    return None
+
+
+def is_symmetric(array: np.ndarray) -> bool:
+    """Return whether two axes of an array can change places, and no number does."""
+    pairs = itertools.combinations(range(array.ndim), 2)
+    return any(
+        array.shape[a] == array.shape[b] > 1
+        and np.array_equal(bits(array), bits(array.swapaxes(a, b)))  # type: ignore[arg-type]
+        for a, b in pairs
+    )
+
+
+def _distinct(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers in order, each once; ``numpy.unique`` hashes many, and is slow."""
+    numbers = np.sort(numbers)
+    return numbers[np.insert(numbers[1:] != numbers[:-1], 0, [True] * len(numbers[:1]))]
+
+
+class _Table:
+    """The numbers that are looked up, and where the source has them."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+        self._counts = np.zeros(len(values), np.int64)
+        self._leaves = np.zeros(len(values), np.int32)
+        self._places = np.zeros(len(values), np.int64)
+
+    def add(self, number: int, array: np.ndarray, dtype: Any) -> None:
+        """Look a leaf of the source through."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        for start in range(0, len(flat), _CHUNK):
+            numbers = bits(as_dtype(flat[start : start + _CHUNK], dtype))
+            assert numbers is not None
+            where = np.searchsorted(self._values, numbers)
+            where[where == len(self._values)] = 0
+            hits = np.flatnonzero(self._values[where] == numbers)
+            where = where[hits]
+            np.add.at(self._counts, where, 1)
+            self._leaves[where] = number
+            self._places[where] = hits + start
+
+    def look_up(self, flat: np.ndarray, values: np.ndarray) -> Origins:
+        where = np.searchsorted(self._values, values)
+        is_known = self._counts[where] == 1
+        where = where[is_known]
+        places = self._places[where]
+        return Origins(flat[is_known], self._leaves[where], places, len(is_known))

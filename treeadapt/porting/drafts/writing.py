@@ -1,0 +1,397 @@
+"""Drafted rows as text: names for their axes, and the file with its comments."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.rows import Row, parse_row
+from treeadapt.porting.drafts.merging import open_atoms
+from treeadapt.porting.drafts.rows import (
+    DraftAddress,
+    DraftRow,
+    Hole,
+    Tokens,
+    tokens_of,
+)
+
+_LETTERS = "abcdefgijkmnopqrstuwxyz"
+_COUNT = range(10**6)
+_FIRST = "dense"  # layers before those that are counted from there
+_SHORT = 6  # characters of a number that does not follow from a size
+_NEAR = {  # the word before a number
+    "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
+    "x": {"expert", "experts"},
+}
+_TEXTS = {  # what a list is of
+    "k": {"weight", "bias", "kernel", "scale", "gamma", "beta", "w", "b"},
+    "p": {"q", "k", "v", "query", "key", "value", "gate", "up", "down"},
+    "s": {"encoder", "decoder"},
+}
+_ESCAPED = re.compile(r"[\\{}*?\[]")
+_EMBEDDINGS = {"embed", "embedding", "embeddings", "wte", "head", "classifier", "vocab"}
+_HEADS = {
+    "attn",
+    "attention",
+    "self",
+    "q",
+    "k",
+    "v",
+    "o",
+    "query",
+    "key",
+    "value",
+    "qkv",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenRow:
+    """A row as ``Migration`` takes it, and what it was.
+
+    Attributes:
+        sources: addresses.
+        targets: addresses.
+        operations: beside the targets.
+        row: what it says.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    operations: dict[str, Any]
+    row: DraftRow
+
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """The source and the target as in a table."""
+        source = alone(self.sources)
+        target = alone(self.targets) if self.targets else None
+        options = self.options
+        return source, (target, options) if options else target
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is next to the targets: operations, and the mark."""
+        check = ", ".join(self.row.checks)
+        return self.operations | ({"check": check} if check else {})
+
+    @property
+    def read(self) -> Row:
+        """The row as a table reads it."""
+        return parse_row(*self.pair)
+
+
+def alone(texts: tuple[str, ...]) -> Any:
+    """Return addresses as a table has them: one is not in a tuple."""
+    return texts[0] if len(texts) == 1 else texts
+
+
+def as_table(rows: Iterable[WrittenRow], sizes: Mapping[str, int]) -> Migration:
+    """Return the table of some rows."""
+    return Migration([each.pair for each in rows], sizes=sizes or None)
+
+
+def with_sizes(row: DraftRow) -> WrittenRow:
+    """Return one row as text, with the sizes that no shape gives next to it."""
+    (text,), sizes = written([row])
+    more = {"sizes": sizes} if sizes else {}
+    return dataclasses.replace(text, operations=text.operations | more)
+
+
+def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]:
+    """Return the rows as text, and the sizes that no shape gives."""
+    sizes: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for row in rows:
+        for atom in open_atoms(row):
+            size = row.sizes[atom]
+            if size not in names:
+                near = "h" if _counts_heads(row, atom) else ""
+                near = "i" if _counts_layers(row, atom) else near
+                wishes = (*(("two",) if size == 2 else ()), *near, *"dijkmn")
+                free = (name for name in wishes if name not in sizes)
+                names[size] = next(free, f"size{size}")
+                sizes[names[size]] = size
+    texts = []
+    for row in rows:
+        fixed = {atom: names[row.sizes[atom]] for atom in open_atoms(row)}
+        texts.append(_written(row, _names(row, fixed, {*sizes, _FIRST})))
+    return texts, sizes
+
+
+def with_first_layers(
+    rows: Sequence[WrittenRow], sizes: Mapping[str, int]
+) -> tuple[list[WrittenRow], dict[str, int]]:
+    """Return rows whose numbers begin after those of another row, by a size.
+
+    As of the dense layers before the others, whose count no shape shows.
+    """
+    counts = {n for each in rows for n in _first_counts(each.row, rows)}
+    if len(counts) != 1:
+        return [*rows], dict(sizes)
+    (count,) = counts
+
+    def named(each: WrittenRow) -> WrittenRow:
+        if count not in _first_counts(each.row, rows):
+            return each
+        old, new = f"+{count}}}", f"+{_FIRST}}}"
+        texts = tuple(text.replace(old, new) for text in each.sources)
+        return dataclasses.replace(each, sources=texts)
+
+    return [*map(named, rows)], {**sizes, _FIRST: count}
+
+
+def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
+    """Return offsets of numbers that are how many leaves another row has."""
+    counts = set()
+    for place in row.sources:
+        for at, token in enumerate(place.tokens):
+            if not (isinstance(token, Hole) and token.shift):
+                continue
+            for other in (each.row for each in rows):
+                holes = [p.tokens[at] for p in other.sources if len(p.tokens) > at]
+                paths = map(tokens_of, other.source_paths)
+                start = place.tokens[:at]
+                numbers = {each[at] for each in paths if each[:at] == start}
+                is_one = all(isinstance(h, Hole) and len(h.atoms) == 1 for h in holes)
+                if is_one and numbers == set(map(str, range(token.shift))):
+                    counts.add(token.shift)
+    return counts
+
+
+def _counts_heads(row: DraftRow, atom: int) -> bool:
+    """Return whether a factor is the outer one of an axis of attention."""
+    words = set().union(*(_words(place.tokens) for place in row.places))
+    parts = [part for place in row.places for axis in place.axes for part in axis]
+    return bool(words & _HEADS) and all(
+        part[0] == atom for part in parts if atom in part
+    )
+
+
+def _counts_layers(row: DraftRow, atom: int) -> bool:
+    """Return whether a factor is the inner one of a number of a path."""
+    tokens = (token for place in row.places for token in place.tokens)
+    return any(
+        isinstance(token, Hole) and len(token.atoms) > 1 and token.atoms[-1] == atom
+        for token in tokens
+    )
+
+
+def _words(tokens: Tokens) -> set[str]:
+    return {token.lower() for token in tokens if isinstance(token, str)} | {
+        text.lower()
+        for token in tokens
+        if isinstance(token, Hole)
+        for text in token.texts
+    }
+
+
+def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int, str]:
+    """Return a name for each atom of a row."""
+    names = dict(fixed)
+    if row.is_rest:
+        return names
+
+    def give(atom: int, *wishes: str) -> None:
+        if atom in names:
+            return
+        free = (
+            name
+            for name in itertools.chain(wishes, _LETTERS, map("n{}".format, _COUNT))
+            if name not in reserved and name not in names.values()
+        )
+        names[atom] = next(free)
+
+    for atom in row.copies:
+        give(atom, "r")
+    for place in row.places:
+        before = ""
+        for token in place.tokens:
+            if isinstance(token, Hole):
+                for atom, wish in _wishes(token, before):
+                    give(atom, *wish)
+            elif token.isalpha():
+                before = token.lower()
+    words = set().union(*(_words(place.tokens) for place in row.places))
+    source, *_ = row.places
+    many = next(
+        (axis for place in row.places for axis in place.axes if len(axis) > 1), ()
+    )
+    if row.before:
+        for part in many:
+            give(part[0], "h", "g")
+            give(part[-1], "d")
+    for part in many:
+        for atom, wish in zip(
+            part, "hd" if len(part) == 2 else "f" * len(part), strict=False
+        ):
+            give(atom, wish, "k")
+    composed = [
+        part
+        for place in row.places
+        for axis in place.axes
+        for part in axis
+        if len(part) > 1 and len(axis) == 1
+    ]
+    for part in composed:
+        unnamed = [atom for atom in part if atom not in names]
+        if words & _HEADS and len(unnamed) > 1:
+            give(unnamed[0], "h", "k")
+            give(unnamed[-1], "d")
+    plain = [atom for axis in source.axes for part in axis for atom in part]
+    plain = [atom for atom in plain if atom not in names]
+    if len(plain) == 4:
+        wishes = "ochw"
+    elif len(plain) == 3 and not composed:
+        wishes = "oct"
+    elif len(plain) == 2 and words & _EMBEDDINGS:
+        wishes = "ve"
+    elif len(plain) == 2:
+        wishes = "oi"
+    else:
+        wishes = "e" * len(plain)
+    for atom, wish in zip(plain, wishes, strict=False):
+        give(atom, wish)
+    for atom in sorted(row.sizes):
+        give(atom, "e")
+    return names
+
+
+def _wishes(hole: Hole, before: str) -> Iterator[tuple[int, Sequence[str]]]:
+    if len(hole.atoms) > 1:
+        for atom, wish in zip(hole.atoms, "bi", strict=False):
+            yield atom, wish
+        return
+    (atom,) = hole.atoms
+    if hole.texts:
+        texts = {word.lower() for word in hole.texts}
+        yield atom, [*(name for name, of in _TEXTS.items() if texts <= of), *"pnmk"]
+    else:
+        yield atom, [*(name for name, of in _NEAR.items() if before in of), *"nl"]
+
+
+def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
+    if row.is_rest:
+        return WrittenRow(("{rest:**}",), ("{rest}",), {}, row)
+    is_plain = len(row.sources) == len(row.targets) == 1 and _is_renaming(row)
+    sources, targets = (
+        tuple(_address(each, names, row, with_axes=not is_plain) for each in side)
+        for side in (row.sources, row.targets)
+    )
+    operations: dict[str, Any] = {}
+    powers = _powers(row, names)
+    # What is as short as a number that somebody chose, as 0.25, may be one.
+    is_short = len(f"{row.scale:g}") <= _SHORT
+    if len(powers) == 1 and " " not in powers[0] and not is_short:
+        operations["scale"] = powers[0]
+    elif powers or not is_short:
+        follows = " and ".join(powers) or "a number that no size here gives"
+        note = f"{row.scale:g} is {follows}, and may be another one at other sizes"
+        row = row.marked("scale", note)
+    if row.copies:
+        (operations["repeat"],) = (names[atom] for atom in row.copies)
+    if row.scale != 1:
+        operations.setdefault("scale", row.scale)
+    if row.offset:
+        operations["offset"] = row.offset
+    if row.pads:
+        operations["pad"] = _padded(row.targets[0], row.pads, names)
+    if row.cast:
+        operations["cast"] = list(row.cast)
+    if row.cuts:
+        cut = _padded(row.sources[0], row.cuts, names)
+        operations["undo"] = {"pad": cut, "fill": "target"}
+    return WrittenRow(sources, targets, operations, row)
+
+
+def _powers(row: DraftRow, names: dict[int, str]) -> list[str]:
+    """Return the powers of sizes that a factor is, as ``d**-0.5``."""
+    axes = [axis for place in row.places for parts in place.axes for axis in parts]
+    every: set[tuple[int, ...]] = {(atom,) for atom in names}
+    for axis in axes:
+        ends = itertools.combinations(range(len(axis) + 1), 2)
+        every |= {axis[start:end] for start, end in ends}
+    powers = []
+    for atoms in sorted(every):
+        size = math.prod(row.sizes.get(atom, 0) for atom in atoms)
+        text = " ".join(names[atom] for atom in atoms)
+        for power in (0.5, -0.5, 1, -1):
+            if size > 1 and math.isclose(size**power, row.scale, rel_tol=1e-6):
+                powers.append(f"{text if len(atoms) == 1 else f'({text})'}**{power}")
+    return powers
+
+
+def _padded(
+    place: DraftAddress, pads: Iterable[tuple[int, int, int]], names: dict[int, str]
+) -> dict[str, list[int]]:
+    """Return how much each axis is longer, by its name."""
+    return {
+        _axis(place.axes[axis], names): [before, after] for axis, before, after in pads
+    }
+
+
+def _is_renaming(row: DraftRow) -> bool:
+    """Return whether each array stays as it is."""
+    source, target = row.places
+    holes = [
+        [token for token in place.tokens if isinstance(token, Hole)]
+        for place in (source, target)
+    ]
+    atoms = [{atom for hole in in_path for atom in hole.atoms} for in_path in holes]
+    is_one = all(len(hole.atoms) == 1 for in_path in holes for hole in in_path)
+    # A list of numbers of its own in each path is read as such only in axes.
+    is_same = source.axes == target.axes and atoms[0] == atoms[1] and is_one
+    return is_same and not (row.pads or row.cuts)
+
+
+def _address(
+    place: DraftAddress, names: dict[int, str], row: DraftRow, *, with_axes: bool
+) -> str:
+    path = "".join(_token(token, names, row, place) for token in place.tokens)
+    path = path.replace(" : ", r" \: ")
+    if not with_axes:
+        return path
+    return f"{path} : {' '.join(_axis(axis, names, row.before) for axis in place.axes)}"
+
+
+def _token(
+    token: str | Hole, names: dict[int, str], row: DraftRow, place: DraftAddress
+) -> str:
+    if isinstance(token, str):
+        return _ESCAPED.sub(lambda match: "\\" + match[0], token)
+    if len(token.atoms) > 1:
+        return f"{{({' '.join(names[atom] for atom in token.atoms)})}}"
+    name = names[token.atoms[0]]
+    is_same = all(token.texts == each for each in _lists(row, token.atoms[0]))
+    may_lack = token.atoms[0] in row.bare or place in row.targets
+    if token.is_text and is_same and may_lack:
+        return f"{{{name}}}"
+    if token.texts:
+        texts = (re.sub(r"[\\{},]", r"\\\g<0>", text) for text in token.texts)
+        return f"{{{name}={','.join(texts)}}}"
+    return f"{{{name}+{token.shift}}}" if token.shift else f"{{{name}}}"
+
+
+def _lists(row: DraftRow, atom: int) -> Iterator[tuple[str, ...]]:
+    for place in row.places:
+        for token in place.tokens:
+            if isinstance(token, Hole) and token.atoms == (atom,):
+                yield token.texts
+
+
+def _axis(
+    axis: Sequence[tuple[int, ...]], names: dict[int, str], before: int = 0
+) -> str:
+    if len(axis) > 1 and before:
+        outer = " ".join(names[atom] for atom in axis[0][:before])
+        return f"({outer} {_axis([part[before:] for part in axis], names)})"
+    parts = []
+    for part in axis:
+        text = " ".join(names[atom] for atom in part)
+        parts.append(text if len(part) == 1 else f"({text})" if part else "1")
+    return parts[0] if len(parts) == 1 else f"[{' '.join(parts)}]"

@@ -1,0 +1,468 @@
+"""``find_wrong_rows``: the rows because of which two models answer otherwise.
+
+Takes a table that fits all shapes, both sides, the new model, and the old one or its
+answers; gives the mended table. Nothing is claimed that was not seen to answer right.
+See ``tables`` for what is tried.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.migration import Migration, require_dtypes
+from treeadapt.migrations.rows import Row
+from treeadapt.porting.wrong_rows.tables import (
+    Case,
+    Place,
+    State,
+    Tables,
+    Unit,
+    can_be_shaken,
+)
+from treeadapt.text.names import listing, plural, section
+from treeadapt.trees.describing import describe
+from treeadapt.trees.state_dict import to_flat_dict
+
+#: How many answers agree before one differs, negative, and how much that one does.
+_Score: TypeAlias = tuple[int, float]
+
+_LEAST = 5  # evaluations without which not even the differences are known
+
+
+@dataclasses.dataclass(frozen=True)
+class RowChange:
+    """One change of a table.
+
+    Attributes:
+        rows: the rows as they were given, as texts.
+        alternatives: the rows in their place.
+        why: what is different.
+        error: the largest difference if this change alone is left out.
+    """
+
+    rows: tuple[str, ...]
+    alternatives: tuple[str, ...]
+    why: str
+    error: float
+
+    def __str__(self) -> str:
+        lines = [f"- {text}" for text in self.rows]
+        lines += [f"+ {text}" for text in self.alternatives]
+        return "\n".join([*lines, f"    {self.why}; without it {self.error:.2g}"])
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongRows:
+    """What ``find_wrong_rows`` found; printed, it is a report.
+
+    Attributes:
+        found: whether ``migration`` as a whole answers within the tolerance.
+        before: largest difference of the answers, relative to the largest answer.
+        after: the same with the mended table.
+        changes: the rows that are wrong: each has ``rows`` and ``alternatives`` as
+            texts, ``why``, and ``error``, the difference without this change.
+        others: changes that do as well as one of these, as texts.
+        ranked: texts of rows and the least difference with a change of each, least
+            first, if nothing was found.
+        unseen: rows of leaves whose numbers are all equal, about which answers alone
+            say nothing.
+        evaluations: how often the model or the reference was called.
+        tried: how many tables were tried.
+        migration: the mended table; the given one if nothing is wrong; None if none
+            was found.
+    """
+
+    found: bool
+    before: float
+    after: float
+    changes: tuple[RowChange, ...]
+    others: tuple[str, ...]
+    ranked: tuple[tuple[str, float], ...]
+    unseen: tuple[str, ...]
+    evaluations: int
+    tried: int
+    migration: Migration | None
+
+    def __str__(self) -> str:
+        text = f"No row is wrong: the answers differ by {self.after:.2g}."
+        if self.changes:
+            count = plural(len(self.changes), "change")
+            text = f"{count}: the answers differ by {self.after:.2g}"
+            text = f"{text}, before by {self.before:.2g}."
+        elif not self.found:
+            text = (
+                f"Not found: the answers differ by {self.before:.2g}, and no table "
+                "that was tried answers right. The models may differ elsewhere, in a "
+                "dtype, a constant or a layer; or rows are wrong in ways not tried."
+            )
+        lines = [text, *map(str, self.changes)]
+        lines += section("these do as well:", self.others)
+        ranked = [f"{error:.2g}  {text}" for text, error in self.ranked]
+        lines += section("least difference with a change of one row:", ranked)
+        if self.unseen:
+            text = "not seen, because all numbers of a leaf are equal"
+            cure = "Pass the reference as a function"
+            lines.append(f"{text}: {listing(self.unseen)}. {cure}.")
+        calls = plural(self.evaluations, "evaluation")
+        return "\n".join([*lines, f"{calls}, {plural(self.tried, 'table')} tried"])
+
+
+class _LimitError(Exception):
+    """No evaluations are left."""
+
+
+def find_wrong_rows(
+    migration: Migration,
+    source: Any,
+    target: Any,
+    model: Callable[[Any], Any],
+    reference: Any,
+    *,
+    tolerance: float = 1e-4,
+    width: int = 8,
+    depth: int = 3,
+    limit: int = 20_000,
+    seed: int = 0,
+) -> WrongRows:
+    """Find the rows because of which a model answers otherwise than the old one.
+
+    Tables that differ from the given one in a row or more are tried: axes, names, parts
+    or texts in another order, halves for neighbours, other offsets, rows exchanged. One
+    is found only if it answers right as a whole. Use tiny models with random numbers:
+    every try is a forward pass.
+
+    Args:
+        migration: a table, or a chain, that fits ``source`` and ``target``.
+        source: tree or flat dict of arrays under the old names.
+        target: tree that the model takes; shapes and dtypes are enough.
+        model: called with a tree like ``target``; returns an array, or a list of arrays
+            in the order in which they are computed. Let it be compiled by ``jax.jit``.
+        reference: the old model: a function that is called with a flat dict of arrays
+            of NumPy under the old names and answers like ``model``; or its answers to
+            ``source``. A function finds more, because its arrays can be changed.
+        tolerance: largest difference that is rounding, relative to the largest number
+            of an answer.
+        width: how many tables each step of the search goes on from.
+        depth: how many edits the search goes from the given table.
+        limit: of calls of the model and the reference, which are five or more.
+        seed: of the numbers by which arrays are changed.
+
+    Returns:
+        The changes, the mended table, and what else is to know.
+
+    Raises:
+        MigrationError: the table does not fit; the answers have other shapes.
+
+    Example:
+        >>> old = {"w": np.arange(9.0).reshape(3, 3), "b": np.ones(3)}
+        >>> m = Migration({"w : i o": "kernel : i o", "b": "bias"})
+        >>> def model(p):
+        ...     return np.ones(3) @ np.tanh(p["kernel"]) + p["bias"]
+        >>> def reference(p):
+        ...     return np.tanh(p["w"]) @ np.ones(3) + p["b"]
+        >>> new = {"kernel": old["w"], "bias": old["b"]}
+        >>> report = find_wrong_rows(m, old, new, model, reference)
+        >>> print(report.changes[0].alternatives[0])
+        'w : o i': 'kernel : i o'
+    """
+    if not isinstance(migration, Migration) or not callable(model):
+        seen = f"{describe(migration)} and {describe(model)}"
+        raise MigrationError(
+            f"find_wrong_rows expects a Migration and a function of params, got {seen}."
+        )
+    flat = to_flat_dict(source)
+    require_dtypes(flat)
+    flat = {path: np.asarray(x) if can_be_shaken(x) else x for path, x in flat.items()}
+    tables, left = Tables(migration, flat, target), max(limit, _LEAST)
+    search = _Search(tables, flat, model, reference, tolerance, width, depth, left)
+    return search.report(np.random.default_rng(seed))
+
+
+@dataclasses.dataclass
+class _Search:
+    """A search for a table that answers right; ``left`` counts the evaluations."""
+
+    tables: Tables
+    flat: Mapping[str, Any]
+    model: Callable[[Any], Any]
+    reference: Any
+    tolerance: float
+    width: int
+    depth: int
+    left: int
+    evaluations: int = 0
+    seen: set[State] = dataclasses.field(default_factory=set)
+    least: dict[Place, float] = dataclasses.field(default_factory=dict)
+    cases: list[Case] = dataclasses.field(default_factory=list)
+
+    def report(self, rng: np.random.Generator) -> WrongRows:
+        """Return what is found."""
+        theirs = self.reference
+        is_function = callable(theirs)
+        if is_function:
+            theirs = self._called(theirs, dict(self.flat))
+        self.cases = [Case(self.flat, _answers(theirs))]
+        before, _ = self._compared(self.cases[0], ())
+        if is_function:
+            leaves = self._shaken(rng)
+            self.cases.append(Case(leaves, self._called(self.reference, leaves)))
+        changes: tuple[RowChange, ...] = ()
+        others: tuple[str, ...] = ()
+        after, migration = before, None
+        state = None
+        with contextlib.suppress(_LimitError):
+            state = self._found()
+        if state is not None:
+            state, others = self._refined(state)
+            changes = tuple(self._change(state, u) for u in self.tables.units(state))
+            migration = self.tables.built(state)
+            params = migration(self.flat, self.tables.likes)
+            self.left += 1
+            ours = self._called(self.model, self.tables.tree(params))
+            after, _ = self._difference(ours, self.cases[0].answers)
+            if not after <= self.tolerance:
+                migration, changes, others, after = None, (), (), before
+        least = (
+            () if migration else sorted(self.least.items(), key=lambda pair: pair[1])
+        )
+        return WrongRows(
+            found=migration is not None,
+            before=before,
+            after=after,
+            changes=changes,
+            others=others,
+            ranked=tuple((_text(self.tables.rows((), x)[0]), e) for x, e in least),
+            unseen=() if is_function else self._unseen(),
+            evaluations=self.evaluations,
+            tried=len(self.seen),
+            migration=migration,
+        )
+
+    def _found(self) -> State | None:
+        """Return a table that answers right as a whole."""
+        if self._answers_right(()):
+            return ()
+        starts: list[State] = [()]
+        if len(self.cases) > 1:
+            shown = self._shown()
+            if self._answers_right(shown):
+                return shown
+            starts = [*dict.fromkeys([shown, ()])]
+        for start in starts:
+            state = self._beam(start, self.cases[-1], self.depth)
+            if state is not None and self._answers_right(state):
+                return state
+        return None
+
+    def _shown(self) -> State:
+        """Mend a table while its rows are shown one after the other, as far as it goes.
+
+        A row that is not shown has one number for all that may change places, so no
+        order in it can be wrong.
+        """
+        tables, case = self.tables, self.cases[-1]
+        first, numbers = tables.classes(), np.zeros(tables.num_ids, complex)
+        for path, ids in tables.ids[0].items():
+            if can_be_shaken(case.leaves[path]):
+                numbers[ids.astype(int)] = case.leaves[path]
+        hidden: dict[Place, dict[str, Any]] = {}
+        for place in (place for place in tables.places if not place[0]):
+            row = tables.groups(place)[0].row
+            if row.function is not None or row.compares or row.values:
+                continue  # what it makes depends on all its numbers
+            for path in tables.taken(place):
+                leaf, ids = case.leaves[path], tables.ids[0][path]
+                if can_be_shaken(leaf):
+                    blind = numbers[first[ids.astype(int)]]
+                    blind = blind if leaf.dtype.kind == "c" else blind.real
+                    hidden.setdefault(place, {})[path] = blind.astype(leaf.dtype)
+        state: State = ()
+        for count in range(len(hidden) + 1):
+            shown, blinded = case, [*hidden.values()][count:]
+            if blinded:
+                leaves = {**case.leaves, **collections.ChainMap(*blinded)}
+                shown = Case(leaves, self._called(self.reference, leaves))
+            if self._compared(shown, state)[0] <= self.tolerance:
+                continue
+            near = self._beam(state, shown, min(2, self.depth))
+            if near is None:
+                break
+            state = near
+        return state
+
+    def _beam(self, start: State, case: Case, depth: int) -> State | None:
+        """Return the shortest of the nearest tables that answer right."""
+        params = self.tables.params(case, start)
+        states, before = [start], {start}
+        for _ in range(depth):
+            fitting: list[State] = []
+            scored: list[tuple[_Score, tuple[int, ...], State, Any]] = []
+            for new, places in itertools.chain(*map(self.tables.neighbours, states)):
+                if new in before:
+                    continue
+                before.add(new)
+                self.seen.add(new)
+                leaves = self.tables.params(case, new)
+                if leaves is None or (params is not None and _equal(params, leaves)):
+                    continue
+                gap, score = self._compared(case, new)
+                if len(new) == 1 and case is self.cases[-1]:
+                    ((place, _),) = new
+                    self.least[place] = min(gap, self.least.get(place, math.inf))
+                fitting += [new] * (gap <= self.tolerance)
+                scored.append((score, self._cost(new), new, places))
+            if fitting:
+                return min(fitting, key=self._cost)
+            states, counts = [], dict[Any, int]()
+            for *_, new, places in sorted(scored, key=lambda each: each[:2]):
+                counts[places] = counts.get(places, 0) + 1
+                if counts[places] <= 2 and len(states) < self.width:
+                    states.append(new)
+        return None
+
+    def _refined(self, state: State) -> tuple[State, tuple[str, ...]]:
+        """Return the least and shortest of what changed, and what does as well."""
+        tables = self.tables
+        others: dict[str, None] = {}
+        with contextlib.suppress(_LimitError):  # what is found may not be the shortest
+            for unit in tables.units(state):
+                if self._answers_right(tables.without(state, unit)):
+                    state = tables.without(state, unit)
+            for unit in tables.units(state):
+                base, fitting = tables.without(state, unit), [state]
+                every: Iterator[Any] = itertools.chain(
+                    tables.neighbours(base),
+                    (e for e in tables.neighbours(state) if {*e[1]} <= {*unit}),
+                )
+                for new in dict.fromkeys(each for each, _ in every):
+                    self.seen.add(new)
+                    if new not in (state, base) and self._answers_right(new):
+                        fitting.append(new)
+                state = min(fitting, key=self._cost)
+                for each in fitting:
+                    pairs = [pair for pair in each if pair not in state]
+                    text = "; ".join(_text(row) for _, rows in pairs for row in rows)
+                    others |= dict.fromkeys([text] * bool(text))
+        return state, tuple(others)
+
+    def _change(self, state: State, unit: Unit) -> RowChange:
+        """Return one change as texts."""
+        rows = itertools.chain(*(self.tables.rows((), place) for place in unit))
+        new = itertools.chain(*unit.values())
+        whys = (self.tables.reasons.get(pair, "") for pair in unit.items())
+        self.left += 1
+        error, _ = self._compared(self.cases[-1], self.tables.without(state, unit))
+        why = ", ".join(dict.fromkeys(filter(None, whys)))
+        return RowChange(tuple(map(_text, rows)), tuple(map(_text, new)), why, error)
+
+    def _cost(self, state: State) -> tuple[int, ...]:
+        """Return how much there is to write."""
+        rows = [row for _, rows in state for row in rows]
+        return len(state), len(rows), sum(len(_text(row)) for row in rows)
+
+    def _answers_right(self, state: State) -> bool:
+        """Return whether a table answers right on all numbers."""
+        cases = reversed(self.cases)
+        return all(self._compared(case, state)[0] <= self.tolerance for case in cases)
+
+    def _compared(self, case: Case, state: State) -> tuple[float, _Score]:
+        """Return how much the answers differ, and how good that is in a search."""
+        params = self.tables.params(case, state)
+        if params is None:
+            return math.inf, (1, math.inf)
+        ours = self._called(self.model, self.tables.tree(params))
+        return self._difference(ours, case.answers)
+
+    def _called(self, function: Callable[[Any], Any], value: Any) -> list[Any]:
+        """Return what a model answers."""
+        if self.left <= 0:
+            raise _LimitError
+        self.left -= 1
+        self.evaluations += 1
+        return _answers(function(value))
+
+    def _difference(self, ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
+        """Return the largest difference of answers, and the score."""
+        shapes = [[array.shape for array in each] for each in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise MigrationError(
+                f"The model answers with arrays of shapes {shapes[0]}, the reference "
+                f"with {shapes[1]}. Let both return the same, in the same order."
+            )
+        largest: list[float] = []
+        rms: list[float] = []
+        for one, two in zip(ours, theirs, strict=True):
+            with np.errstate(all="ignore"):
+                apart = np.abs(one - two) / (np.max(np.abs(two), initial=0) or 1)
+                apart = apart if np.isfinite(apart).all() else np.full(1, np.inf)
+                largest.append(float(np.max(apart, initial=0)))
+                rms.append(float(np.sqrt(np.mean(apart**2))))
+        agree = [each <= self.tolerance for each in largest]
+        place = agree.index(False) if False in agree else len(agree)
+        return max(largest, default=0.0), (-place, [*rms, 0.0][place])
+
+    def _shaken(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Return the source with other numbers, which hide nothing."""
+        leaves = dict(self.flat)
+        for group in self.tables.plans[0].groups:
+            values = group.row.values
+            factor = math.exp(0.3 * rng.normal())
+            # Copies stay equal, and zeros that are cut off stay zeros.
+            is_bound = group.row.compares or values.cuts_zeros
+            is_bound |= bool(values.repeats(is_source=True))
+            for path in group.source_paths:
+                leaf = leaves[path]
+                if not can_be_shaken(leaf):
+                    continue
+                shift = 0.1 * rng.normal(size=leaf.shape) * (leaf == 0)
+                noise = np.exp(0.3 * rng.normal(size=leaf.shape))
+                new = leaf * factor if is_bound else leaf * noise + shift
+                leaves[path] = np.asarray(new).astype(leaf.dtype)
+        return leaves
+
+    def _unseen(self) -> tuple[str, ...]:
+        """Return the rows of leaves whose numbers are all equal."""
+        texts: dict[str, None] = {}
+        for group in self.tables.plans[0].groups:
+            every = (self.flat[path] for path in group.source_paths)
+            leaves = [leaf for leaf in every if can_be_shaken(leaf) and leaf.size > 1]
+            if any((leaf == leaf.flat[0]).all() for leaf in leaves):
+                texts[group.row.text] = None
+        return tuple(texts)
+
+
+def _answers(value: Any) -> list[Any]:
+    """Return answers as a list of arrays of NumPy, which can be compared."""
+    arrays = [*map(np.asarray, value if isinstance(value, list | tuple) else [value])]
+    try:
+        kinds = ["complex128" if a.dtype.kind == "c" else "float64" for a in arrays]
+        if any(array.size for array in arrays):
+            return [a.astype(kind) for a, kind in zip(arrays, kinds, strict=True)]
+    except (TypeError, ValueError):
+        pass  # of what is not a number
+    raise MigrationError(
+        f"Expected an array, or a list of arrays, as the answer, got {describe(value)}."
+    )
+
+
+def _equal(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Return whether two tables make the same numbers."""
+    return one.keys() == two.keys() and all(
+        array is two[path] or np.array_equal(array, two[path])
+        for path, array in one.items()
+    )
+
+
+def _text(row: Row) -> str:
+    """Write a row as in a table."""
+    source, target = row.typed()
+    return f"{source!r}: {target!r}"

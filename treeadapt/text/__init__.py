@@ -1,0 +1,1 @@
+"""Text: names in messages, data files from anyone, tables in HTML."""
