@@ -510,6 +510,131 @@ def test_files_of_pytorch_are_not_written(tmp_path):
         ta.save(tmp_path / "x.bin", ARRAYS)
 
 
+# The state of an optimizer
+
+
+def adam(groups, moments, **more):
+    """The opcodes of ``Adam.state_dict()``."""
+    state = {
+        number: table(
+            {
+                "step": value_of(3),
+                "exp_avg": tensor(str(number), "Float", size, (size,)),
+            }
+        )
+        for number, size in moments.items()
+    }
+    groups = value_of([{"lr": 0.1, "params": each, **more} for each in groups])
+    return table({"state": table(state), "param_groups": groups})
+
+
+def run_of(tmp_path, optimizer, sizes, model=None, name="x.pt"):
+    """A file of an optimizer whose moments are their number, and of a model."""
+    storages = {str(n): np.full(size, n, "f4") for n, size in sizes.items()}
+    tree = {"optimizer": optimizer}
+    if model is not None:
+        storages["m"] = np.zeros(9, "f4")
+        tree["model"] = table(model)
+    return bin_file(tmp_path, table(tree), storages, name)
+
+
+def test_moments_come_by_the_names_that_the_caller_gives(tmp_path):
+    sizes = {0: 2, 1: 2, 2: 3}
+    file = run_of(tmp_path, adam([[2, 0], [1]], sizes), sizes)
+    state = ta.load_torch_state(file, names=["c", "a", "b"])
+    assert {n: leaf.tolist() for n, leaf in state["exp_avg"].items()} == {
+        "c": [2, 2, 2],
+        "a": [0, 0],
+        "b": [1, 1],
+    }
+    assert {n: int(step) for n, step in state["step"].items()} == dict.fromkeys(
+        "abc", 3
+    )
+    assert ta.load_torch_state(file, names=["c", "a", "b"], at="optimizer").keys() == {
+        *state
+    }
+
+
+def test_a_parameter_without_a_gradient_has_no_moments(tmp_path):
+    file = run_of(tmp_path, adam([[0, 1]], {1: 2}), {1: 2})
+    state = ta.load_torch_state(file, names=["a", "b"])
+    assert {field: [*named] for field, named in state.items()} == {
+        "step": ["b"],
+        "exp_avg": ["b"],
+    }
+
+
+def test_the_names_in_the_file_are_read(tmp_path):
+    sizes = {0: 2, 1: 2}
+    file = run_of(tmp_path, adam([[1, 0]], sizes, param_names=["y", "x"]), sizes)
+    state = ta.load_torch_state(file)
+    assert {n: leaf[0] for n, leaf in state["exp_avg"].items()} == {"y": 1, "x": 0}
+
+
+def leaf(size, offset=0):
+    return tensor("m", "Float", 9, (size,), offset=offset)
+
+
+def test_one_group_takes_the_names_of_the_state_dict_next_to_it(tmp_path):
+    sizes = {0: 2, 1: 2}
+    model = {"second": leaf(2), "first": leaf(2, 2)}
+    file = run_of(tmp_path, adam([[0, 1]], sizes), sizes, model)
+    state = ta.load_torch_state(file)
+    assert {n: x[0] for n, x in state["exp_avg"].items()} == {"second": 0, "first": 1}
+
+
+TWO = {0: 2, 1: 2}
+GUESSES = {
+    "two groups": ([[0], [1]], {"a": leaf(2), "b": leaf(2, 2)}, "2 groups of numbered"),
+    "a tie": ([[0, 1]], {"a": leaf(2), "b": leaf(2)}, "its state dict has ties"),
+    "a buffer": ([[0, 1]], {"a": leaf(2), "b": leaf(2, 2), "n": leaf(1)}, "3 leaves"),
+    "other shapes": ([[0, 1]], {"a": leaf(2), "b": leaf(3)}, "not the shape of 'b'"),
+    "no model": ([[0, 1]], None, "there are 0 state dicts next to it"),
+}
+
+
+@pytest.mark.parametrize("case", GUESSES)
+def test_names_are_never_guessed(case, tmp_path):
+    groups, model, message = GUESSES[case]
+    file = run_of(tmp_path, adam(groups, TWO), TWO, model)
+    with pytest.raises(
+        ta.CheckpointError, match=f"{message}.*Pass names=, in the orde"
+    ):
+        ta.load_torch_state(file)
+    assert ta.load_torch_state(file, names=["a", "b"])["exp_avg"]["a"].tolist() == [
+        0,
+        0,
+    ]
+
+
+def test_names_that_do_not_fit_are_refused(tmp_path):
+    file = run_of(tmp_path, adam([[0, 1]], TWO), TWO)
+    for names, message in [(["a"], "1 name for 2 param"), (["a", "a"], "a name twice")]:
+        with pytest.raises(ta.CheckpointError, match=message):
+            ta.load_torch_state(file, names=names)
+    file = run_of(tmp_path, adam([[0, 1]], TWO, param_names=["a"]), TWO)
+    with pytest.raises(ta.CheckpointError, match="its param_names has 1 name for 2"):
+        ta.load_torch_state(file)
+
+
+def test_which_optimizer_is_said(tmp_path):
+    both = table({"a": adam([[0, 1]], TWO), "b": adam([[0, 1]], TWO)})
+    file = bin_file(tmp_path, both, {str(n): np.full(2, n, "f4") for n in TWO})
+    with pytest.raises(ta.CheckpointError, match=r"at 'a', 'b'\. Name one: at='a"):
+        ta.load_torch_state(file, names="ab")
+    assert ta.load_torch_state(file, names="ab", at="b")["exp_avg"].keys() == {"a", "b"}
+    with pytest.raises(ta.CheckpointError, match="at 'c'; it has some at 'a', 'b'"):
+        ta.load_torch_state(file, names="ab", at="c")
+    save(tmp_path / "y.pt", ARRAYS)
+    with pytest.raises(
+        ta.CheckpointError, match=r"states of a torch\.optim it has none"
+    ):
+        ta.load_torch_state(tmp_path / "y.pt")
+    ta.save(tmp_path / "y.safetensors", {"w": np.ones(2)})
+    with pytest.raises(ta.CheckpointError, match="not one file of PyTorch"):
+        ta.load_torch_state(tmp_path / "y.safetensors")
+
+
 # Hostile files
 
 NAMES = [

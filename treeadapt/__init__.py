@@ -29,7 +29,7 @@ All others, by task::
                  incremental_update
     their state  carry_state CarryReport tree_get tree_set tree_map_params
                  set_opt_state schedule_free_eval_params
-    checkpoints  compare_checkpoint LoadReport read_metadata
+    checkpoints  compare_checkpoint LoadReport read_metadata load_torch_state
     migrations   Migration load_migration MigrationPlan draft_migration MigrationDraft
                  find_wrong_rows WrongRows
     sharding     partition_specs named_shardings opt_state_shardings init_sharded
@@ -49,6 +49,7 @@ _NAMES_IN = {
     "_version": "__version__",
     "checkpoints.load_report": "LoadReport",
     "checkpoints.save_load": "compare_checkpoint load read_metadata save",
+    "checkpoints.torch_state": "load_torch_state",
     "errors": (
         "AdapterError CheckpointError CollectionWarning FreezeError MigrationError "
         "NoArraysError OverlapError PathCollisionError PathError PatternError "

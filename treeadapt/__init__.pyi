@@ -9,6 +9,7 @@ from treeadapt.checkpoints.save_load import (
     read_metadata,
     save,
 )
+from treeadapt.checkpoints.torch_state import load_torch_state
 from treeadapt.errors import (
     AdapterError,
     CheckpointError,
@@ -167,6 +168,7 @@ __all__ = [
     "load_migration",
     "load_optimizer",
     "load_rules",
+    "load_torch_state",
     "map_where",
     "merge",
     "named_shardings",

@@ -101,8 +101,23 @@ def _is_index(path: AnyPath) -> bool:
     return shard_index.ending_of_shards(path) == ENDINGS[0]
 
 
+def tree_of(path: AnyPath) -> Any:
+    """Return what the pickle of a file says; see ``torch_pickle``.
+
+    Raises:
+        CheckpointError: as for ``read_metadata``.
+    """
+    return _content(path)[0]
+
+
 def _of_file(path: AnyPath) -> Stored:
     """Read what one file holds."""
+    tree, members, folder = _content(path)
+    return _Leaves(path, _places(path, members, folder)).stored(tree)
+
+
+def _content(path: AnyPath) -> tuple[Any, list[zipfile.ZipInfo], str]:
+    """Read what the pickle of a file says, its members, and the folder of storages."""
     _require_archive(path, read_range(path, 0, 512))
     with opened_ranges(path) as content:
         try:
@@ -120,8 +135,7 @@ def _of_file(path: AnyPath) -> Stored:
             refuse(path, f"its pickle is not read: {error!s}", error.cure)
         except ValueError as error:
             refuse(path, f"its pickle is damaged: {error!s:.200}", AGAIN)
-        members = archive.infolist()
-    return _Leaves(path, _places(path, members, f"{folder}data/")).stored(tree)
+        return tree, archive.infolist(), f"{folder}data/"
 
 
 def _require_archive(path: AnyPath, start: bytes) -> None:
