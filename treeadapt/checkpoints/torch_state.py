@@ -20,7 +20,7 @@ from treeadapt.checkpoints.reading import read_ahead, read_arrays
 from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.shard_index import ending_of_shards
 from treeadapt.checkpoints.torch_pickle import Tensor
-from treeadapt.names import listing, plural
+from treeadapt.text.names import listing, plural
 
 _STATE, _GROUPS, _NAMES = "state", "param_groups", "param_names"
 _NAMED = (
