@@ -73,6 +73,7 @@ TESTS_IN_ROOMS = {
     "test_chains.py": "which arrays are read, and how often",
     "test_checkpoint_faults.py": "faults between the steps of a save",
     "test_cli.py": "interrupts, small batches, and what is in memory at a time",
+    "test_decoding.py": "boxes of decoded arrays, and which bytes are read",
     "test_doctests.py": "runs the examples of every module",
     "test_drafts.py": "fewer words, a small limit, and single rows of a draft",
     "test_drawing.py": "whether colors can be told apart, and texts fit",

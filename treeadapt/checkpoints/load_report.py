@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.record import NUMBER, Leaf, Stored
-from treeadapt.text.names import Mismatch, listing, plural, section, size_text
+from treeadapt.text.names import Mismatch, fold, listing, plural, section, size_text
 from treeadapt.trees.arrays import is_array, is_number
 from treeadapt.trees.casting import converted, is_lost
 from treeadapt.trees.describing import describe
@@ -45,6 +46,10 @@ class LoadReport:
             there was no list.
         origin: of which published table its rows are, and which sizes a configuration
             gave; empty for other migrations.
+        decoded: by path in the checkpoint, how an array is stored that is read as the
+            numbers which its codes and scales mean.
+        plain_float8: paths in the checkpoint of floats of 8 bits without scales.
+        left_out: scales of a quantised cache that the target lacks.
     """
 
     restored: tuple[str, ...]
@@ -57,6 +62,9 @@ class LoadReport:
     migration: int | None = None
     origin: str = ""
     extra_bytes: int = 0
+    decoded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    plain_float8: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -94,6 +102,16 @@ class LoadReport:
             lines.append(f"This is by migration[{self.migration}], which alone fits.")
         if self.origin:
             lines.append(f"The rows are {self.origin}.")
+        kinds = Counter(self.decoded.values())
+        lines += [f"{plural(n, 'leaf')} decoded: {kind}." for kind, n in kinds.items()]
+        for paths, what in (
+            (self.plain_float8, "float8 without scales"),
+            (self.left_out, "left out, of a quantised cache"),
+        ):
+            if paths:
+                lines.append(
+                    f"{plural(len(paths), 'leaf')} {what}: {listing(fold(paths))}."
+                )
         if self.extra_bytes:
             size = size_text(self.extra_bytes)
             lines.append(f"{size} between short ranges are read.")

@@ -124,6 +124,8 @@ def source_of(
     """
     if migration is not None:
         return migrated(stored, migration, likes, cast=cast)
+    if likes is not None:
+        stored = stored.asked_for(likes.__contains__)
     stored = stored.without_boxes(likes or ())
     return Source(stored, lambda wanted: read_arrays(stored, wanted))
 
@@ -178,11 +180,12 @@ def migrated(
         MigrationError: it is not a migration, or needs a target.
     """
     require_migration(migration)
-    old = stored.without_boxes()
+    old = asked_for(stored, migration).without_boxes()
     with reported(stored.path, "read"):
         source = {path: abstract_form(leaf) for path, leaf in old.table.items()}
     plan: Any
     plan, problems = migration.planned(source, likes)
+    problems.advice += part_advice(migration, old)
     for path in plan.without_values(likes or {}):
         problems.add("abstract", listing([path]), paths=[path])
     result = Source(old, lambda wanted: read_arrays(old, wanted))
@@ -198,6 +201,27 @@ def migrated(
             moving.stored(), moving.read, moving.kept, problems, groups, before=result
         )
     return dataclasses.replace(result, marks=unchecked_text(migration.rows))
+
+
+def asked_for(stored: Stored, migration: Migration) -> Stored:
+    """Return what is stored without the optional leaves that no row takes."""
+    rows = migration.tables[0].rows
+    return stored.asked_for(lambda path: any(row.takes(path) for row in rows))
+
+
+def part_advice(migration: Migration, stored: Stored) -> Iterator[str]:
+    """Write what to do about rows that make something of parts of decoded leaves."""
+    for row in migration.tables[0].rows if stored.parts else ():
+        for address in row.sources if row.targets else ():
+            gone = (x for x in stored.parts if x not in stored.table)
+            part = next((x for x in gone if address.path.match(x) is not None), None)
+            if part is None or any(map(address.path.match, stored.table)):
+                continue
+            yield (
+                f"The row {row.text!r:.200} takes {listing([part])}, a part of the "
+                f"leaf {listing([stored.parts[part]])}, which is decoded. Name that "
+                "leaf alone, or pass decode=False."
+            )
 
 
 def valueless(

@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from treeadapt.checkpoints import schema_file
+from treeadapt.checkpoints.decoding import decoded, may_be_quantized
 from treeadapt.checkpoints.errors import named_path, refuse, reported
 from treeadapt.checkpoints.in_memory import listed_tree
 from treeadapt.checkpoints.locating import (
@@ -25,14 +26,17 @@ from treeadapt.checkpoints.locating import (
     near_name,
     require_content,
 )
+from treeadapt.checkpoints.quantization_config import stated_in
 from treeadapt.checkpoints.record import Stored
 from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES, AnyPath, checkpoint_path
 from treeadapt.checkpoints.replacing import restore
 from treeadapt.checkpoints.versions import stamp, watched
 from treeadapt.errors import CheckpointError, TreeAdaptWarning
+from treeadapt.migrations.tables.published import CONFIG
 from treeadapt.text.names import first_rows, listing
 
 _OF_PARTS = ("safetensors", "orbax", "torch")  # may be several files
+_OF_CODES = ("safetensors", "torch")  # in which models are published quantised
 
 
 @contextlib.contextmanager
@@ -40,6 +44,9 @@ def opened(
     path: str | os.PathLike[str] | Any,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     chosen: Callable[[str], str] = str,
+    *,
+    decode: bool = True,
+    likes: Mapping[str, Any] | None = None,
 ) -> Iterator[Stored]:
     """Read all that is known of a checkpoint without its arrays, and watch over it.
 
@@ -50,6 +57,8 @@ def opened(
         path: as for ``load``; of a tree there is nothing to watch over.
         max_inflight_bytes: as for ``load``.
         chosen: returns the step that all processes take, given that of this one.
+        decode: whether arrays that are stored as codes and scales are one leaf each.
+        likes: leaves of the target by path; parts that it has stay as they are stored.
 
     Yields:
         What it holds; read its arrays before the end.
@@ -84,6 +93,8 @@ def opened(
         )
     with watched(name, version):
         stored = _listed(name, version)
+        if decode and stored.format in _OF_CODES:
+            stored = _decoded(stored, version, likes or {})
         if stored.doubts:
             warnings.warn(
                 f"The checkpoint {listing([str(name)])} is read as it is now: "
@@ -95,13 +106,13 @@ def opened(
         yield stored
 
 
-def read_stored(path: str | os.PathLike[str]) -> Stored:
+def read_stored(path: str | os.PathLike[str], *, decode: bool = True) -> Stored:
     """Return what ``opened`` yields, of a checkpoint whose arrays are not read.
 
     Raises:
         CheckpointError: as for ``opened``.
     """
-    with opened(path) as stored:
+    with opened(path, decode=decode) as stored:
         return stored
 
 
@@ -124,6 +135,22 @@ def _listed(name: AnyPath, version: dict[AnyPath, tuple[Any, ...]]) -> Stored:
             version[file] = stamp(file)
         stored = _compared_with_hash(reader.read_metadata(name), kind)
     return dataclasses.replace(stored, version=version, format=kind)
+
+
+def _decoded(
+    stored: Stored, version: dict[AnyPath, tuple[Any, ...]], likes: Mapping[str, Any]
+) -> Stored:
+    """Return what is stored with decoded arrays, if it is not as ``save`` wrote it."""
+    if not may_be_quantized(stored):
+        return stored
+    path = stored.path
+    with reported(path, "read"):
+        config = (path if path.is_dir() else path.parent) / CONFIG
+        if config.is_file():
+            version[config] = stamp(config)
+        stated = stated_in(path, config)
+        is_own = stored.hash and not stated.fields
+        return stored if is_own else decoded(stored, stated, likes)
 
 
 def _compared_with_hash(stored: Stored, kind: str) -> Stored:

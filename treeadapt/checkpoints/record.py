@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from treeadapt.checkpoints.errors import refuse
 from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.errors import CheckpointError
-from treeadapt.text.names import listing
+from treeadapt.text.names import fold, listing, plural
 from treeadapt.trees.describing import describe
 from treeadapt.trees.paths import unboxed
 
@@ -81,6 +82,11 @@ class Stored:
         hash: that of its leaves when it was written; empty if it does not say.
         doubts: what its marks say and its leaves do not bear out, and what it holds
             that is no leaf.
+        decoded: by path of a leaf that was stored as codes and scales, how it was.
+        parts: by path of such codes and scales, the leaf that they became.
+        optional: paths of scales that a model without a quantised cache lacks.
+        plain_float8: paths of floats of 8 bits that have no scale.
+        left_out: paths of optional leaves that nothing asked for.
     """
 
     path: AnyPath
@@ -90,6 +96,11 @@ class Stored:
     version: Mapping[AnyPath, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     hash: str = ""
     doubts: tuple[str, ...] = ()
+    decoded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    plain_float8: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -128,6 +139,33 @@ class Stored:
         raise CheckpointError(
             f"{seen}; load({kind}) without a target gives abstract leaves."
         )
+
+    @property
+    def decoded_lines(self) -> list[str]:
+        """How many leaves were stored as codes and scales, one line for each form."""
+        counts = Counter(self.decoded.values())
+        return [f"{plural(n, 'leaf')} decoded: {form}" for form, n in counts.items()]
+
+    @property
+    def left_out_text(self) -> str:
+        """What is left out because nothing asked for it; empty if nothing is."""
+        if not self.left_out:
+            return ""
+        count = plural(len(self.left_out), "scale")
+        names = listing(fold(self.left_out), limit=3)
+        return f"{count} of a quantised cache left out of {self.title}: {names}."
+
+    def asked_for(self, is_named: Callable[[str], bool]) -> Stored:
+        """Return it without the optional leaves that nothing names.
+
+        Args:
+            is_named: whether a row or the target has a path.
+        """
+        left_out = [x for x in self.table if x in self.optional and not is_named(x)]
+        if not left_out:
+            return self
+        table = {k: v for k, v in self.table.items() if k not in {*left_out}}
+        return dataclasses.replace(self, table=table, left_out=tuple(left_out))
 
     def without_boxes(self, model_paths: Collection[str] = ()) -> Stored:
         """Return it with the paths of the model; see ``unboxed``."""

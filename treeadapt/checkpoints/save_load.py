@@ -171,6 +171,7 @@ def load(
     strict: bool = ...,
     cast: bool = ...,
     max_inflight_bytes: int = ...,
+    decode: bool = ...,
     unused: Unused = ...,
 ) -> dict[str, Any]: ...
 
@@ -185,6 +186,7 @@ def load(
     strict: bool = ...,
     cast: bool = ...,
     max_inflight_bytes: int = ...,
+    decode: bool = ...,
     unused: Unused = ...,
 ) -> T: ...
 
@@ -198,6 +200,7 @@ def load(
     strict: bool = True,
     cast: bool = False,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    decode: bool = True,
     unused: Unused = "error",
 ) -> Any:
     """Fill a tree like ``target`` with the leaves of a checkpoint.
@@ -252,6 +255,12 @@ def load(
             the new dtype does not hold exactly, is an error.
         max_inflight_bytes: how much of a remote checkpoint may be on the host that is
             not in the result, next to the largest shard of this process.
+        decode: give an array that is published as codes and scales (FP8, MXFP4, packed
+            integers) as the numbers that these mean, as one leaf, in the dtype that the
+            ``config.json`` next to it states, else in that of its scales or bfloat16.
+            Parts that are not together are an error. Where ``target`` has all parts of
+            an array, they stay as they are stored. False gives each leaf as it is
+            stored.
         unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Returns:
@@ -288,13 +297,17 @@ def load(
     if isinstance(target, str | os.PathLike):
         named_path(path)  # which refuses a tree, because the name comes first
     together = agreed("load") if is_shared else contextlib.nullcontext(str)
-    with together as told, opened(path, max_inflight_bytes, told) as stored:
+    likes = None if view is None else view.flat()
+    with (
+        together as told,
+        opened(path, max_inflight_bytes, told, decode=decode, likes=likes) as stored,
+    ):
         if view is not None:
             stored.require_arrays()
         wanted = Wanted(where, view, strict, cast)
         source, _ = _source(path, stored, migration, wanted)
-        if source.marks:
-            warnings.warn(source.marks, TreeAdaptWarning, stacklevel=2)
+        for text in filter(None, (source.marks, source.stored.left_out_text)):
+            warnings.warn(text, TreeAdaptWarning, stacklevel=2)
         if view is None:
             return _as_stored(source, where)
         report = decided(source, wanted)
@@ -379,6 +392,7 @@ def compare_checkpoint(
     where: Where = "**",
     migration: Migrations = None,
     cast: bool = False,
+    decode: bool = True,
     unused: Unused = "error",
 ) -> LoadReport:
     """Report how a checkpoint fits a target; only metadata and numbers are read.
@@ -390,6 +404,7 @@ def compare_checkpoint(
         migration: as for ``load``; the report has new names, and says which of a list
             fits, or which published table a text means.
         cast: as for ``load``.
+        decode: as for ``load``; the report says which leaves are decoded, and how.
         unused: as for ``load``.
 
     Raises:
@@ -408,7 +423,7 @@ def compare_checkpoint(
           'step': 700, the target has 0
     """
     wanted = Wanted(allowing(where, unused), target_view(target), cast=cast)
-    with opened(path) as stored:
+    with opened(path, decode=decode, likes=wanted.likes) as stored:
         source, place = _source(path, stored, migration, wanted)
         source.problems.raise_any()
         report = decided(source, wanted)
@@ -419,7 +434,14 @@ def compare_checkpoint(
                 source.read(dict.fromkeys(report.restored)),
                 lambda name, array: boxes_to_read(likes[name], array.shape),
             )
-    return dataclasses.replace(report, migration=place, extra_bytes=extra)
+    return dataclasses.replace(
+        report,
+        migration=place,
+        extra_bytes=extra,
+        decoded=dict(stored.decoded),
+        plain_float8=stored.plain_float8,
+        left_out=source.stored.left_out,
+    )
 
 
 def copy(
@@ -430,6 +452,7 @@ def copy(
     target: Any = None,
     original: Stored | None = None,
     max_shard_bytes: int | None = None,
+    decode: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Write a checkpoint again, in another format or under new names.
@@ -442,6 +465,7 @@ def copy(
         original: checkpoint whose shapes ``target`` has; its arrays are read where the
             migration keeps what the target has.
         max_shard_bytes: as for ``save``.
+        decode: as for ``load``.
         progress: called with the path of each leaf that is about to be written.
 
     Raises:
@@ -449,7 +473,7 @@ def copy(
         MigrationError: the rows do not fit what is stored.
     """
     likes = None if target is None else view_tree(target).flat()
-    with opened(source) as stored:
+    with opened(source, decode=decode) as stored:
         if migration is not None and original is not None:
             lacking = dict.fromkeys(valueless(stored, migration, likes))
             with watched(original.path, original.version):
@@ -481,12 +505,15 @@ def copy(
     write(path, arrays(), table, max_shard_bytes)
 
 
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
+def read_metadata(
+    path: str | os.PathLike[str], *, decode: bool = True
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Read the names, shapes and dtypes of a checkpoint, and no array.
 
     Args:
         path: as for ``load``; only the headers of ``.safetensors`` and ``.npz`` files
             and the metadata of Orbax folders are read, but all of a ``.msgpack`` file.
+        decode: as for ``load``.
 
     Returns:
         Flat dict of abstract leaves, in the order of the file; an abstract tree for
@@ -496,5 +523,5 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruc
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    with opened(path) as stored:
+    with opened(path, decode=decode) as stored:
         return stored.without_boxes().leaves

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,26 @@ def weight_map(path: AnyPath, index: AnyPath) -> tuple[dict[str, str], str]:
     if not isinstance(marks, dict) or not has_version(marks):
         return names, ""
     return names, str(marks.get("hash", ""))
+
+
+def in_other_shard(file: AnyPath, names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first of some leaves that an index has next to a shard of it.
+
+    Args:
+        file: the shard.
+        names: of leaves that it lacks.
+
+    Returns:
+        The leaf and the name of its shard; None if no index has any of them.
+    """
+    if file.is_dir() or ending_of_shards(file):
+        return None
+    with contextlib.suppress(CheckpointError), reported(file, "read"):
+        for index in filter(ending_of_shards, file.parent.glob("[!.]*.json")):
+            shards, _ = weight_map(file.parent, index)
+            if file.name in shards.values():
+                return next(((x, shards[x]) for x in names if x in shards), None)
+    return None
 
 
 def parts(path: AnyPath, index: AnyPath) -> Iterator[AnyPath]:

@@ -24,6 +24,7 @@ from typing import Any
 import click
 
 from treeadapt.checkpoints import locating, remote, save_load
+from treeadapt.checkpoints.decoding import may_be_quantized
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
 from treeadapt.cli import convert_command, optimizing, options, printing, sources
@@ -49,7 +50,7 @@ from treeadapt.reports.summary import Finding, findings, habits, summarize
 from treeadapt.reports.words import printable
 from treeadapt.selection.decision import Decision
 from treeadapt.selection.rules import Rules, load_rules
-from treeadapt.text.names import listing, plural
+from treeadapt.text.names import fold, listing, plural
 from treeadapt.trees.views import view_tree
 
 app = options.app
@@ -72,6 +73,7 @@ def _with_table(command: Callable[..., None]) -> Any:
         given: Sequence[str],
         allow_regex: bool,
         reverse: bool,
+        decode: bool,
         **others: Any,
     ) -> None:
         file = rules or migration
@@ -92,7 +94,7 @@ def _with_table(command: Callable[..., None]) -> Any:
                 file, given, allow_regex=allow_regex
             )
             if tree is not None:
-                outcome = table.match(sources.read_tree(tree))
+                outcome = table.match(sources.read_tree(tree, decode=decode))
             elif not others["optimizers"].tables:
                 raise click.UsageError("Missing argument 'TREE'.")
         elif given or tree is None:
@@ -100,8 +102,9 @@ def _with_table(command: Callable[..., None]) -> Any:
             raise click.UsageError(wrong)
         else:
             rows = read_migration(file, tree, target, reverse=reverse)
-            trees = [sources.read_tree(each) for each in (tree, target)]
-            outcome = planned(rows, *trees)
+            source = sources.read_source(tree, decode=decode)
+            trees = [source.tree, sources.read_tree(target, decode=decode)]
+            outcome = planned(rows, source.stored or source.tree, trees[1])
             is_wrong = any(each.kind != CHECK for each in outcome[1])
             if target is not None and is_wrong and leads_other_way(rows, *trees):
                 raise click.UsageError(
@@ -111,7 +114,8 @@ def _with_table(command: Callable[..., None]) -> Any:
                 )
         command(tree=tree, file=file, outcome=outcome, **others)
 
-    return options.with_rules(options.given(options.with_migration(run)))
+    with_options = options.given(options.with_migration(options.no_decode(run)))
+    return options.with_rules(with_options)
 
 
 @options.command(
@@ -125,6 +129,7 @@ def _with_table(command: Callable[..., None]) -> Any:
 @options.one_of("table", "tree", "markdown", "json")
 @click.option("--depth", type=click.IntRange(min=1), help="Add up below this depth.")
 @options.flag("--statics", "Show each leaf that is not an array, not all as one line.")
+@options.no_decode
 @options.patterns("--filter", "Only what this selects")
 @options.text(
     "--mesh", "AXES", "Plan the memory of devices: axes such as data=16,model=8."
@@ -153,6 +158,7 @@ def show(
     output: str | None,
     *,
     statics: bool,
+    decode: bool,
     allow_regex: bool,
     force: bool,
 ) -> None:
@@ -185,7 +191,7 @@ def show(
         if file is not None:
             _show_table(tree, file)
             return
-    source = sources.read_source(tree)
+    source = sources.read_source(tree, decode=decode)
     tx = None if optimizer is None else sources.read_optimizer(optimizer)
     if tx is None and optimizers is not None and mesh is not None:
         tx = optimizers.tx
@@ -205,12 +211,19 @@ def show(
     if pairs := [f"{path!r} is {source.ties[path]!r}" for path in tied]:
         shown = listing(pairs, limit=3, write=str)
         notes.append(f"Tied, and counted twice: {shown}.")
+    decoded = {} if source.stored is None else source.stored.decoded
+    shown_forms: dict[str, list[str]] = {}
+    for row in summary.rows:
+        if row.path in decoded:
+            shown_forms.setdefault(decoded[row.path], []).append(row.path)
+    for kind, paths in shown_forms.items():
+        notes.append(f"Decoded from {kind}: {listing(fold(paths))}.")
     summary = dataclasses.replace(summary, notes=tuple(notes))
     if optimizers is not None and optimizers.tx is not None and not where:
         rows = optimizing.optimizer_rows(optimizers, source.tree, summary)
         summary = dataclasses.replace(summary, optimizers=rows)
     if output is None:
-        printing.print_summary(summary, source.ties, depth, form)
+        printing.print_summary(summary, source.ties, depth, form, decoded)
     else:
         names = (remote.shown(name) for name in (tree, rules) if name)
         title = " by ".join(Path(name).name for name in names)
@@ -302,17 +315,25 @@ def lint(
 @click.argument("b", metavar="B", type=click.Path())
 @options.patterns("--where", "What to compare")
 @click.option("--values", is_flag=True, help="Compare values, too; reads all arrays.")
+@options.no_decode
 @options.one_of("text", "json")
 @options.shared
 def diff(
-    a: str, b: str, where: Sequence[str], form: str | None, *, values: bool
+    a: str,
+    b: str,
+    where: Sequence[str],
+    form: str | None,
+    *,
+    values: bool,
+    decode: bool,
 ) -> None:
     """Say how the trees A and B differ: exit code 1 if they do.
 
     Added, removed, renamed (same shape, similar name), reshaped and retyped leaves,
     whatever the formats.
     """
-    difference = _differences(a, b, list(where) or "**", values=values)
+    pair = sources.read_pair(a, b, decode=decode)
+    difference = _differences((a, b), pair, list(where) or "**", values=values)
     if form == "json":
         rows = [dataclasses.asdict(each) for each in difference]
         printing.print_json({"values_compared": values, "differences": rows})
@@ -325,11 +346,17 @@ def diff(
         sys.exit(1)
 
 
-def _differences(a: str, b: str, where: Any, *, values: bool) -> TreeDiff:
-    one, two = sources.read_pair(a, b)
+def _differences(
+    names: Sequence[str],
+    trees: Sequence[sources.AbstractTree],
+    where: Any,
+    *,
+    values: bool,
+) -> TreeDiff:
+    one, two = trees
     if not values:
         return tree_diff(one.tree, two.tree, where=where)
-    pair = [sources.require_values(*each) for each in ((a, one), (b, two))]
+    pair = [sources.require_values(*each) for each in zip(names, trees, strict=True)]
     with contextlib.ExitStack() as stack:
         for each in pair:
             stack.enter_context(watched(each.path, each.version))
@@ -408,6 +435,7 @@ def tables(layout: str | None) -> None:
 @options.text(
     "--like", "FOLDER", "Copy what is not weights from there, as config.json."
 )
+@options.no_decode
 @options.flag("--dry-run", "Say what would be done; write nothing.")
 @options.flag("--force", "Replace DST if it exists.")
 @click.option(
@@ -426,6 +454,7 @@ def convert(
     max_shard_bytes: int | None,
     *,
     reverse: bool,
+    decode: bool,
     dry_run: bool,
     force: bool,
 ) -> None:
@@ -458,25 +487,30 @@ def convert(
             folder = folder.parent
         rest = convert_command.other_files(like, folder, Path(destination))
     if sources.names_function(source) and not migrations and not needs_arrays:
-        tree = sources.read_tree(source)
+        tree = sources.read_tree(source, decode=decode)
         forms = map(stored_form, view_tree(tree).leaves)
         num_leaves = sum(stored is not None for stored in forms)
         if not dry_run:
             save_load.save(destination, tree)
     else:
-        stored = sources.read_checkpoint(source)
+        stored = sources.read_checkpoint(source, decode=decode)
         if needs_arrays:
             stored.require_arrays()
+        if like is not None and not decode and may_be_quantized(stored):
+            raise options.Failure(
+                "--like copies a config.json for plain weights, and --no-decode writes "
+                "codes and scales. Leave one of the two out."
+            )
         table = likes = original = None
         if target is not None:
-            fitted = sources.read_source(target)
+            fitted = sources.read_source(target, decode=decode)
             likes = fitted.tree
             if fitted.stored is not None and fitted.stored.format != "schema":
                 original = fitted.stored  # a schema has no arrays
         written: Mapping[str, Any] = stored.leaves
         if migrations:
             file, table, plan = convert_command.fitting_migration(
-                migrations, stored.leaves, likes, (like, source), reverse=reverse
+                migrations, stored, likes, (like, source), reverse=reverse
             )
             if len(migrations) > 1:
                 click.echo(f"{file!r} fits.")
@@ -497,9 +531,12 @@ def convert(
                     target=likes,
                     original=original,
                     max_shard_bytes=max_shard_bytes,
+                    decode=decode,
                     progress=lambda path: shown.update(sizes.get(path, 0)),
                 )
         num_leaves = len(written)
+        if rest is not None:
+            rest = rest.for_plain_weights(written)
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
     if rest is not None and like is not None:
@@ -516,8 +553,11 @@ def convert(
 )
 @click.argument("tree", metavar="[TREE]", type=click.Path(), required=False)
 @options.with_rules
+@options.no_decode
 @options.shared
-def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
+def bench(
+    tree: str | None, rules: str | None, *, allow_regex: bool, decode: bool
+) -> None:
     """Measure TREE on this machine: milliseconds, and times jax.tree.flatten.
 
     Without TREE, made-up trees of three sizes are measured. Other libraries that are
@@ -528,7 +568,7 @@ def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
     if rules is not None:
         _require_order(tree or "", rules)
     table = load_rules(rules, allow_regex=allow_regex) if rules else None
-    measured = None if tree is None else sources.read_tree(tree)
+    measured = None if tree is None else sources.read_tree(tree, decode=decode)
     printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows(measured, table))
 
 
@@ -544,6 +584,7 @@ def bench(tree: str | None, rules: str | None, *, allow_regex: bool) -> None:
 )
 @options.text("--output", "FILE", "Write the table there, and print its summary.")
 @options.text("--synonyms", "FILE", "More words that mean the same in names, .toml.")
+@options.no_decode
 @options.flag("--force", "Replace FILE if it exists.")
 @options.shared
 def draft(
@@ -553,6 +594,7 @@ def draft(
     output: str | None,
     synonyms: str | None,
     *,
+    decode: bool,
     force: bool,
 ) -> None:
     """Write the first version of a migration that turns SRC into TARGET.
@@ -572,7 +614,9 @@ def draft(
         for text in (source, target)
     )
     function = None if convert is None else sources.read_function(convert)
-    drafted = draft_migration(old, new, convert=function, synonyms=synonyms)
+    drafted = draft_migration(
+        old, new, convert=function, synonyms=synonyms, decode=decode
+    )
     if output is None:
         click.echo(drafted.to_toml(), nl=False)
         return

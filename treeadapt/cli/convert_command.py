@@ -7,17 +7,29 @@ next to the weights are copied as they are, and a weight never is.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from treeadapt.checkpoints import orbax_folder
+from treeadapt.checkpoints.quantization_config import (
+    DTYPE_KEYS,
+    QUANTIZATION_KEYS,
+    places_in,
+)
+from treeadapt.checkpoints.record import Stored
 from treeadapt.cli.lint import MILD, planned, read_migration
 from treeadapt.errors import CheckpointError, MigrationError
+from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.tables.published import CONFIG
 from treeadapt.text.names import listing, natural, plural
 
 MAX_COPIED_BYTES = 2**27  # of one file; the vocabularies of tokenizers have 2**25
@@ -32,6 +44,8 @@ _WEIGHTS = re.compile(
 )
 # With it, transformers takes a folder for an adapter, and reads the weights of another.
 _OF_ADAPTER = "adapter_config.json"
+# Next to config.json; what they say is true of quantised weights alone.
+_OF_QUANTIZATION = ("hf_quant_config.json", "quant_config.json", "quantize_config.json")
 # What the first bytes of weights are, whatever their name: of zip files, as PyTorch and
 # NumPy write them, of pickles, HDF5, GGUF and arrays of NumPy.
 _FIRST_BYTES = (
@@ -47,10 +61,14 @@ class OtherFiles:
     Attributes:
         files: what is to be copied, by name.
         left: why each other entry is not, by name.
+        config: what is written as the configuration; None to copy it as it is.
+        notes: how it differs, for people.
     """
 
     files: Mapping[str, Path]
     left: Mapping[str, str]
+    config: str | None = None
+    notes: Sequence[str] = ()
 
     def lines(self, folder: str, done: str) -> list[str]:
         """Write what is copied and what is left, for people."""
@@ -61,7 +79,44 @@ class OtherFiles:
         for name in sorted(self.left, key=natural):
             reasons.setdefault(self.left[name], []).append(name)
         texts = [f"{listing(names)} ({why})" for why, names in reasons.items()]
-        return lines + [f"Left there: {'; '.join(texts)}."] * bool(texts)
+        lines += [f"Left there: {'; '.join(texts)}."] * bool(texts)
+        return [*lines, *self.notes]
+
+    def for_plain_weights(self, leaves: Mapping[str, Any]) -> OtherFiles:
+        """Return the same, with a configuration that says how arrays are written.
+
+        They are never written as codes and scales, so it must not say that they are.
+
+        Args:
+            leaves: that are written, abstract, by path.
+        """
+        file = self.files.get(CONFIG)
+        if file is None:
+            return self
+        try:
+            config = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return self
+        places = places_in(config)
+        if not any(key in place for place in places for key in QUANTIZATION_KEYS):
+            return self
+        sizes: Counter[str] = Counter()
+        for leaf in leaves.values():
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                sizes[leaf.dtype.name] += size_bytes(leaf)
+        dtype = next((name for name, _ in sizes.most_common(1)), None)
+        for place in places:
+            for key in QUANTIZATION_KEYS:
+                place.pop(key, None)
+            for key in DTYPE_KEYS if dtype else ():
+                if key in place:
+                    place[key] = dtype
+        if dtype and not any(key in config for key in DTYPE_KEYS):
+            config["torch_dtype"] = dtype  # which all versions of transformers read
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        note = f"{CONFIG} has no quantization_config there"
+        note += f", and its dtype is {dtype}." if dtype else "."
+        return dataclasses.replace(self, config=text, notes=[note])
 
 
 def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
@@ -113,7 +168,10 @@ def copy_files(rest: OtherFiles, destination: Path) -> None:
         new = destination / name
         try:
             with file.open("rb") as source, new.open("xb") as target:
-                shutil.copyfileobj(source, target)
+                if name == CONFIG and rest.config is not None:
+                    target.write(rest.config.encode())
+                else:
+                    shutil.copyfileobj(source, target)
         except FileExistsError:
             continue  # it came meanwhile, and is not ours to replace
         except OSError as error:
@@ -135,6 +193,8 @@ def _reason(entry: Path, by_others: Sequence[str] | None) -> str:
         return "weights"
     if entry.is_dir():
         return "folders"
+    if name in _OF_QUANTIZATION:
+        return "of quantised weights"
     if not entry.is_file():
         return "not files"
     if _WEIGHTS.fullmatch(name) or _WEIGHTS.fullmatch(entry.resolve().name):
@@ -149,7 +209,7 @@ def _reason(entry: Path, by_others: Sequence[str] | None) -> str:
 
 def fitting_migration(
     files: Sequence[str],
-    leaves: Mapping[str, Any],
+    stored: Stored,
     target: Any,
     checkpoints: Sequence[str | None],
     *,
@@ -159,7 +219,7 @@ def fitting_migration(
 
     Args:
         files: of migrations.
-        leaves: of the checkpoint, abstract, by path.
+        stored: the checkpoint.
         target: abstract tree that the result should fit; None without one.
         checkpoints: the configuration is next to one of these.
         reverse: whether the rows are read backwards.
@@ -171,7 +231,7 @@ def fitting_migration(
     misses: list[str] = []
     for file in files:
         table = read_migration(file, *checkpoints, reverse=reverse)
-        plan, faults = planned(table, leaves, target)
+        plan, faults = planned(table, stored, target)
         wrong = [each for each in faults if each.kind not in MILD]
         if not wrong:
             fitting[file] = table, plan

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from treeadapt.checkpoints.migrated import named_migration
+from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
+from treeadapt.checkpoints.record import Stored
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan, pairs_text
@@ -50,14 +51,18 @@ def planned(
 
     Args:
         migration: the table.
-        source: abstract tree, or flat dict, to migrate.
+        source: checkpoint, abstract tree, or flat dict, to migrate.
         target: abstract tree that the result should fit; None if that is not known.
 
     Raises:
         MigrationError: the table needs a target.
     """
     likes = None if target is None else view_tree(target).flat()
-    leaves = view_tree(source).flat()
+    advice: list[str] = []
+    if isinstance(source, Stored):
+        source = asked_for(source, migration)
+        advice += part_advice(migration, source)
+    leaves = source.leaves if isinstance(source, Stored) else view_tree(source).flat()
     plan, problems = migration.planned(leaves, likes, compares=True)
     numbers = {id(row): number for number, row in enumerate(plan.rows, 1)}
     each = list(problems.each())
@@ -65,6 +70,7 @@ def planned(
     for text, places in fold(text for _, text, _ in each).items():
         kind, _, row = each[places[0]]
         faults.append(Finding(kind, None, text, numbers.get(id(row))))
+    faults += [Finding("unused", None, text) for text in advice if faults]
     if not faults and plan.one_way:
         last = reversed(plan.groups)
         rows = (g.place + 1 for g in last if plan.one_way[0] in g.filled)

@@ -201,6 +201,16 @@ target = text(
 )
 
 
+no_decode = click.option(
+    "--no-decode",
+    "decode",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Codes and scales of quantised arrays as they are stored.",
+)
+
+
 def one_of(*forms: str) -> Callable[..., Any]:
     """Give a command ``--format``; without it, the form is the first."""
     return click.option("--format", "form", type=click.Choice(forms))

@@ -90,7 +90,11 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_summary(
-    summary: Summary, ties: Mapping[str, str], depth: int | None, form: str | None
+    summary: Summary,
+    ties: Mapping[str, str],
+    depth: int | None,
+    form: str | None,
+    decoded: Mapping[str, str],
 ) -> None:
     """Print a report in one of its forms.
 
@@ -100,6 +104,7 @@ def print_summary(
         depth: how many segments of a path to show in a drawing; elsewhere by how many
             of them, and by label, leaves are added up; None for every leaf.
         form: ``"json"``, ``"markdown"``, ``"tree"``, or anything else for a table.
+        decoded: by path of a leaf that is stored as codes and scales, how it is.
     """
     if form == "tree":
         _print_tree(summary, depth)
@@ -107,7 +112,9 @@ def print_summary(
         print_lines(summary.to_markdown(depth=depth))
     elif form == "json":
         document: dict[str, Any] = {
-            "leaves" if depth is None else "nodes": [*_records(summary, ties, depth)],
+            "leaves" if depth is None else "nodes": [
+                *_records(summary, ties, depth, decoded)
+            ],
             "totals": [{"label": one.label, **_sums(one)} for one in summary.totals],
             "notes": summary.notes,
         }
@@ -187,7 +194,10 @@ def print_diff(difference: TreeDiff) -> None:
 
 
 def _records(
-    summary: Summary, ties: Mapping[str, str], depth: int | None
+    summary: Summary,
+    ties: Mapping[str, str],
+    depth: int | None,
+    decoded: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """Yield every leaf, or what leaves add up to, for other programs."""
     if depth is not None:
@@ -200,6 +210,8 @@ def _records(
         if summary.memory is None:
             del record["spec"]
         others = {"rule": where.get(row.rule), "tied_to": ties.get(row.path)}
+        if decoded:
+            others["decoded"] = decoded.get(row.path)
         yield {**record, **others, "leaves": num_leaves}
 
 

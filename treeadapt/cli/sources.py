@@ -76,11 +76,12 @@ class AbstractTree:
     stored: Stored | None = None
 
 
-def read_source(text: str) -> AbstractTree:
+def read_source(text: str, *, decode: bool = True) -> AbstractTree:
     """Read a tree, abstractly.
 
     Args:
         text: name of a checkpoint, ``module:function``, or ``module:model``.
+        decode: as for ``load``.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be read.
@@ -88,20 +89,22 @@ def read_source(text: str) -> AbstractTree:
     """
     if names_function(text):
         return _traced(text)
-    stored = read_checkpoint(text)
+    stored = read_checkpoint(text, decode=decode)
     return AbstractTree(as_tree(stored.leaves), stored.ties, stored)
 
 
-def read_tree(text: str | None) -> Any:
+def read_tree(text: str | None, *, decode: bool = True) -> Any:
     """Read a tree alone, abstractly; None for no text.
 
     Raises:
         CheckpointError, TreeAdaptError: as for ``read_source``.
     """
-    return None if text is None else read_source(text).tree
+    return None if text is None else read_source(text, decode=decode).tree
 
 
-def read_pair(a: str, b: str) -> tuple[AbstractTree, AbstractTree]:
+def read_pair(
+    a: str, b: str, *, decode: bool = True
+) -> tuple[AbstractTree, AbstractTree]:
     """Read two trees abstractly, in one form.
 
     What is in boxes has the names of the other tree. Next to a checkpoint, a function's
@@ -111,12 +114,16 @@ def read_pair(a: str, b: str) -> tuple[AbstractTree, AbstractTree]:
     Args:
         a: name of a checkpoint, or ``module:function``.
         b: the same.
+        decode: as for ``load``.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be read.
         TreeAdaptError: a function cannot be found or fails.
     """
-    one, two = (_traced(x) if names_function(x) else _as_stored(x) for x in (a, b))
+    one, two = (
+        _traced(text) if names_function(text) else _as_stored(text, decode=decode)
+        for text in (a, b)
+    )
     return _next_to(two, a, one), _next_to(one, b, two)
 
 
@@ -158,21 +165,29 @@ def _unboxed(text: str, stored: Stored, model_paths: Collection[str] = ()) -> St
     return renamed
 
 
-def read_checkpoint(text: str) -> Stored:
+def read_checkpoint(text: str, *, decode: bool = True) -> Stored:
     """Read all that is known of a checkpoint without its arrays.
+
+    Args:
+        text: its name.
+        decode: as for ``load``.
 
     Raises:
         CheckpointError: it is not a checkpoint, or cannot be read.
     """
-    return _unboxed(text, _as_stored(text))
+    return _unboxed(text, _as_stored(text, decode=decode))
 
 
-def _as_stored(text: str) -> Stored:
+def _as_stored(text: str, *, decode: bool = True) -> Stored:
     if names_function(text):
         raise CheckpointError(f"{text} has shapes and no values; name a checkpoint.")
     if meant := _meant(text):
         raise CheckpointError(f"{listing([text])} is not a checkpoint; {meant}")
-    return opening.read_stored(text)
+    stored = opening.read_stored(text, decode=decode)
+    for line in stored.decoded_lines:
+        wording = f"{line}; sizes are those of the decoded arrays"
+        click.echo(printable(f"note: {shown(text)}: {wording}."), err=True)
+    return stored
 
 
 def read_rules_or_migration(

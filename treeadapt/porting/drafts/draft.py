@@ -34,6 +34,7 @@ def draft_migration(
     *,
     convert: Callable[[Any], Any] | None = None,
     synonyms: str | os.PathLike[str] | None = None,
+    decode: bool = True,
 ) -> MigrationDraft:
     """Write the first version of a table that turns ``source`` into ``target``.
 
@@ -54,6 +55,7 @@ def draft_migration(
             are the target; if there is a ``target``, its names are compared.
         synonyms: a file of words that mean the same in names, as the one that comes
             with the library; it is added to that.
+        decode: as for ``load``, of the paths of checkpoints.
 
     Raises:
         MigrationError: a side holds no array, or too many; ``convert`` raises, or
@@ -72,19 +74,22 @@ def draft_migration(
         'h.{l}.q.weight : (h d) e' -> 'blocks/q : l e h d'
     """
     words = load_words(synonyms)
-    source_side = read_side(source, what="the source")
+    source_side = read_side(source, what="the source", decode=decode)
     notes: list[str] = []
     conversion = None if convert is None else Conversion(source, source_side, convert)
     if conversion is not None:
         calls = [conversion.called(nth) for nth in (0, 1)]
         _require_same(calls[0][1], calls[1][1])
         if target is not None:
-            other = read_side(target, source_side.leaves, "the target")
+            paths = source_side.leaves
+            other = read_side(target, paths, "the target", decode=decode)
             notes += _compared(calls[0][1], other)
     elif target is None:
         raise MigrationError("Pass the target, or convert=, a function that gives it.")
     else:
-        calls = [(source_side, read_side(target, source_side.leaves, "the target"))]
+        paths = source_side.leaves
+        other = read_side(target, paths, "the target", decode=decode)
+        calls = [(source_side, other)]
     evidence = Evidence(calls)
     rows = _rows(evidence, words, notes)
     unread = []

@@ -52,7 +52,11 @@ class Side:
 
 
 def read_side(
-    tree: Any, other_paths: Iterable[str] = (), what: str = "the tree"
+    tree: Any,
+    other_paths: Iterable[str] = (),
+    what: str = "the tree",
+    *,
+    decode: bool = True,
 ) -> Side:
     """Return one side of a draft.
 
@@ -60,13 +64,14 @@ def read_side(
         tree: tree, concrete or abstract; or the path of a checkpoint or schema.
         other_paths: paths of the other side, for the names of what is in boxes.
         what: what an error calls it: ``"the source"``.
+        decode: as for ``load``.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
         MigrationError: there are no arrays, or too many.
     """
     if isinstance(tree, str | os.PathLike):
-        side = _of_file(tree, other_paths)
+        side = _of_file(tree, other_paths, decode=decode)
     else:
         side = _of_tree(tree)
     if not side.leaves:
@@ -85,8 +90,10 @@ def read_side(
     return side
 
 
-def _of_file(file: str | os.PathLike[str], other_paths: Iterable[str]) -> Side:
-    stored = opening.read_stored(file).without_boxes([*other_paths])
+def _of_file(
+    file: str | os.PathLike[str], other_paths: Iterable[str], *, decode: bool
+) -> Side:
+    stored = opening.read_stored(file, decode=decode).without_boxes([*other_paths])
     table = _without_streams(stored.table)
     leaves = {path: leaf.array for path, leaf in table.items()}
     if stored.format == "schema":
