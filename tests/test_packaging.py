@@ -137,7 +137,7 @@ def test_the_metadata_is_complete(built):
     assert not [text for text in classifiers if text.startswith("License ::")]
     assert not found.get_all("Project-URL")
     extras = {"all", "bench", "brax", "checkpoints", "docs", "equinox", "flax"}
-    assert {*found.get_all("Provides-Extra")} == extras | {"remote", "test"}
+    assert {*found.get_all("Provides-Extra")} == extras | {"hub", "remote", "test"}
     required = [text for text in found.get_all("Requires-Dist") if "extra" not in text]
     assert [re.split(r"[<>=]", text)[0] for text in required] == [
         "click",

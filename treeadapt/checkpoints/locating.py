@@ -54,7 +54,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = re.compile(rb"\s*<(!doctype\s|html|\?xml)", re.IGNORECASE)
 # A map of MessagePack that has something in it, of which the first key is a text.
 _MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf.{4})[\xa0-\xbf\xd9-\xdb]", re.DOTALL)
-_MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # on the Hugging Face Hub
+_MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?")  # on Hugging Face's Hub
 # Of a manager of Orbax, or of Flax; not of a step that is being written.
 _STEP = re.compile(r"((?!.*orbax-checkpoint-tmp)(?:[^.].*[_-])?)([0-9]{1,18})")
 _COMMITTED = "commit_success.txt"
@@ -87,16 +87,19 @@ def hub_hint(text: str) -> str:
     """Say how to get a model, if a text may be the name of one on a hub; or "".
 
     Example:
-        >>> hub_hint("google/gemma-2b")[-68:]
-        'run hf download google/gemma-2b, and load the folder that it prints.'
+        >>> hub_hint("google/gemma-2b")[-71:]
+        'or run hf download google/gemma-2b, and load the folder that it prints.'
         >>> hub_hint("run/1/model")
         ''
     """
     if not _MODEL.fullmatch(text) or Path(text).suffix.removeprefix(".") in _ENDINGS:
         return ""
+    name, _, revision = text.partition("@")
+    command = f"hf download {name}{f' --revision {revision}' * bool(revision)}"
     return (
-        " If that is a model of the Hugging Face Hub, nothing is downloaded here: run "
-        f"hf download {text}, and load the folder that it prints."
+        f" If that is a model of the Hugging Face Hub, load {f'hf://{text}'!r} (after "
+        f'pip install "treeadapt[hub]"), or run {command}, and load the folder that it '
+        "prints."
     )
 
 

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias, TypeVar
@@ -37,6 +37,7 @@ _GAP_BYTES = 2**18  # up to which it is read over, next to a range that is small
 HEAD_BYTES = 512  # of each file, which say what it is
 _LIMIT_S = 120
 _WAITS_S = (0.1, 0.5, 2.0)  # before a request is made again
+_HUB = "hf"  # of Hugging Face, as in ``hf://org/name@revision``
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/[^/]")  # what ``Path`` makes of it
 _SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\")>]*")
@@ -48,6 +49,7 @@ _TRIED = (
 # What stores say of a file, of which some changes when another comes to its place.
 _VERSION = ["size", "ETag", "etag", "generation", "mtime", "LastModified", "updated"]
 _VERSION += ["last_modified", "Last-Modified", "created", "VersionId", "Content-MD5"]
+_VERSION += ["blob_id"]  # of the Hugging Face Hub
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -59,6 +61,7 @@ class _Store:
     Attributes:
         fs: of fsspec.
         is_web: whether it lists no folders.
+        read_options: with which its files are opened to read a range.
         max_bytes: of all requests that were made and are not used yet.
         slots: for requests at the same time.
         facts: what is known of files, by URL; None of one that is not there.
@@ -67,6 +70,7 @@ class _Store:
 
     fs: Any
     is_web: bool
+    read_options: Mapping[str, str]
     max_bytes: int
     slots: threading.BoundedSemaphore
     facts: dict[str, dict[str, Any] | None]
@@ -146,10 +150,15 @@ class RemotePath:
     def facts(self, *, again: bool = False) -> dict[str, Any] | None:
         """Return what its store says of it; None if it is not there."""
         if again or self.url not in self.store.facts:
-            self.store.fs.invalidate_cache(self.store.fs._strip_protocol(self.url))
-            known = None
+            fs, known = self.store.fs, None
+
+            def asked_anew() -> dict[str, Any]:
+                fs.invalidate_cache(fs._strip_protocol(self.url))
+                facts: dict[str, Any] = self._call("info")
+                return facts
+
             with contextlib.suppress(FileNotFoundError):
-                known = self._asked(lambda: self._call("info"))
+                known = self._asked(asked_anew)
             self.store.facts[self.url] = known
         return self.store.facts[self.url]
 
@@ -204,7 +213,8 @@ class RemotePath:
         """Make one request for a range."""
 
         def whole() -> bytes:
-            data: bytes = self._call("cat_file", start=start, end=stop)
+            options = self.store.read_options
+            data: bytes = self._call("cat_file", start=start, end=stop, **options)
             if len(data) != stop - start:
                 raise OSError(f"{len(data):,} of {stop - start:,} bytes came")
             return data
@@ -327,21 +337,30 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
         raise CheckpointError(
             f"max_inflight_bytes={max_inflight_bytes!r:.60} is not an integer above 0."
         )
+    kind = scheme[1].lower()
+    # What a listing says of a file is not what is said of the file alone; of the Hub it
+    # is more. There, files are read ahead of what is asked for, by 5 MiB each time, as
+    # huggingface_hub 0.36 opens them.
+    options = {} if kind == _HUB else {"use_listings_cache": False}
+    read_options = {"cache_type": "none"} if kind == _HUB else {}
     try:
         from fsspec.core import url_to_fs
 
         try:
-            # What a listing says of a file is not what is said of the file alone.
-            fs, _ = url_to_fs(text, use_listings_cache=False)
+            fs, _ = url_to_fs(text, **options)
         except TypeError:  # of a store that takes no such option
             fs, _ = url_to_fs(text)
     except (ImportError, ValueError) as error:
         cure = 'Install what reads it: pip install "treeadapt[remote]", with gcsfs for '
         cure += "gs:// and s3fs for s3://; or download it."
+        if kind == _HUB:
+            cure = (
+                'Install what reads it, pip install "treeadapt[hub]"; or download it.'
+            )
         refuse(shown(text), shown(str(error)).rstrip("."), cure)
-    is_web = scheme[1].lower() in ("http", "https")
+    is_web = kind in ("http", "https")
     slots = threading.BoundedSemaphore(REQUESTS)
-    store = _Store(fs, is_web, max_inflight_bytes, slots, {}, {})
+    store = _Store(fs, is_web, read_options, max_inflight_bytes, slots, {}, {})
     return RemotePath(base, f"{mark}{rest}", store)
 
 
