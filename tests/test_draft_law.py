@@ -26,6 +26,7 @@ from test_drafts import (
     float32,
     moves_alike,
     numbers,
+    rests_on_numbers,
     table_of,
 )
 from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
@@ -43,7 +44,7 @@ def test_law_13_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
     pair = case.source, case.result
     draft = ta.draft_migration(*pair[:: -1 if is_back else 1])
     if not is_back:
-        assert not draft.doubtful
+        assert rests_on_numbers(draft)
         assert not draft.missing
     sizes = {*draft.migration.sizes.values()}
     table, source = resized(
@@ -117,7 +118,7 @@ def test_models_kept_aside_are_drafted_from_values(name, style):
     table, shapes = aside(name, style, MODELS[name].prime)
     source = float32(shapes)
     draft = ta.draft_migration(source, table(source))
-    assert not draft.doubtful
+    assert rests_on_numbers(draft)
     assert not draft.missing
     moves_alike(draft.migration, source, table(source))
     sizes = {*draft.migration.sizes.values()}
@@ -165,7 +166,7 @@ def test_numbers_that_are_repeated_are_drafted_from_values(name):
     source = float32(shapes | {"other.weight": np.zeros((11, 13))})
     table = ta.Migration(rows | {"other.weight : o i": "other : i o"}, sizes=sizes)
     draft = ta.draft_migration(source, table(source))
-    assert not draft.doubtful
+    assert rests_on_numbers(draft)
     assert not draft.missing
     assert "repeat = " in draft.to_toml()
     kept = {*draft.migration.sizes.values(), *(repeat(rows))}
@@ -185,7 +186,7 @@ def test_the_weights_of_a_sampler_are_drafted_from_values(dtype):
     source = float32({path: np.zeros(shape) for path, shape in shapes.items()})
     table = sampler.migration(dtype)
     draft = ta.draft_migration(source, table(source))
-    assert not draft.doubtful
+    assert rests_on_numbers(draft)
     assert not draft.missing
     other, source = resized(table, source, {sampler.COPIES})
     result = other(source)
@@ -243,7 +244,7 @@ def test_scalars_that_differ_are_evidence():
     target = {"scales": np.array([*source.values()])}
     for pair in ((source, target), (target, source)):
         draft = ta.draft_migration(*pair)
-        assert not draft.doubtful
+        assert rests_on_numbers(draft)
         moves_alike(draft.migration, *pair)
     ones = {path: np.ones((), jnp.float32) for path in source}
     draft = ta.draft_migration({"scales": np.ones(6, jnp.float32)}, ones)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from oracles.converters import CONVERTERS, Arrays, Shapes
@@ -14,6 +16,10 @@ def numbers(shapes: Shapes, seed: int) -> Arrays:
     return {path: random.normal(size=s).astype("float32") for path, s in shapes.items()}
 
 
+def marks_of(row: Any) -> list[str]:
+    return list(filter(None, row.notes.check.split(", ")))
+
+
 #: They scale queries by the size of a head, which is two axes where it turns: no row
 #: can follow that, so it has a mark.
 SCALED = ("maxtext/llama3.1", "maxtext/llama3.1-scanned", "maxtext/mixtral-scanned")
@@ -24,8 +30,13 @@ def test_a_table_is_read_off_a_converter(name):
     oracle = CONVERTERS[name]
     shapes, convert = oracle.make(**oracle.small)
     draft = ta.draft_migration(numbers(shapes, 0), convert=convert)
-    checks = {row.notes.check for row in draft.migration.rows} - {None, ""}
-    assert checks == ({"scale"} if name in SCALED else set())
+    marks = {mark for row in draft.migration.rows for mark in marks_of(row)}
+    assert marks - {"sizes"} == ({"scale"} if name in SCALED else set())
+    sizes = {*draft.migration.sizes}
+    assert all(
+        ("sizes" in marks_of(row)) == bool(sizes & row.names)
+        for row in draft.migration.rows
+    )
     assert not (draft.missing)
     assert not (draft.unexpected)
     shapes, convert = oracle.make(**oracle.other)

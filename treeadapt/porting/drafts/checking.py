@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -16,6 +16,12 @@ from treeadapt.porting.drafts.called_function import Conversion, as_bytes
 from treeadapt.porting.drafts.inputs import read_side
 from treeadapt.text.names import fold, listing, plural
 
+#: Marks of numbers that were seen at one size: an equal result at another shows them.
+_ANSWERED = frozenset({"scale", "sizes"})
+
+#: Shapes by path.
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftCheck:
@@ -26,12 +32,16 @@ class DraftCheck:
         backwards: by the text of a row, paths of the source that do not come back.
         problem: why the table does not run; empty if it does.
         num_leaves: how many leaves of the target were compared.
+        migration: the table. Where all is equal, rows whose leaves have other shapes
+            than those of the draft lose the marks that this answers, ``sizes`` and
+            ``scale``.
     """
 
     forwards: Mapping[str, tuple[str, ...]]
     backwards: Mapping[str, tuple[str, ...]]
     problem: str
     num_leaves: int
+    migration: Migration
 
     def __bool__(self) -> bool:
         return not (self.forwards or self.backwards or self.problem)
@@ -47,11 +57,14 @@ class DraftCheck:
         return "\n".join(lines)
 
 
-def compared_with(migration: Migration, source: Any, other: Any) -> DraftCheck:
+def compared_with(
+    migration: Migration, shapes: Shapes, source: Any, other: Any
+) -> DraftCheck:
     """Compare what a table does with a function, or with the target that is wanted.
 
     Args:
         migration: the table.
+        shapes: of the leaves that it was drafted from, by path.
         source: tree, checkpoint or schema, at another size than that of the draft.
         other: a function as for ``draft_migration``, or the target: a tree or file.
 
@@ -73,17 +86,43 @@ def compared_with(migration: Migration, source: Any, other: Any) -> DraftCheck:
         made = migration(leaves, wanted)
         back = migration.inverse(wanted, leaves)
     except MigrationError as error:
-        return DraftCheck({}, {}, str(error), 0)
+        return DraftCheck({}, {}, str(error), 0, migration)
     forwards: dict[Row, list[str]] = {}
     backwards: dict[Row, list[str]] = {}
     for group in plan.groups:
         forwards.setdefault(group.row, []).extend(group.filled)
         backwards.setdefault(group.row, []).extend(group.source_paths)
-    return DraftCheck(
-        dict(_differing(forwards, made, wanted)),
-        dict(_differing(backwards, back, leaves)),
-        "",
-        len(wanted),
+    odd = [
+        dict(_differing(paths, *sides))
+        for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
+    ]
+    if not any(odd):
+        resized = {
+            row
+            for row, paths in backwards.items()
+            if {leaves[path].shape for path in paths}.isdisjoint(
+                shapes[path] for path in shapes if row.takes(path)
+            )
+        }
+        migration = _without_answered_marks(migration, resized)
+    return DraftCheck(odd[0], odd[1], "", len(wanted), migration)
+
+
+def _without_answered_marks(migration: Migration, rows: Collection[Row]) -> Migration:
+    """Return a table in which some rows lack the marks that another size answers."""
+
+    def answered(row: Row) -> tuple[Any, Any]:
+        source, value = row.typed()
+        if row not in rows or not row.notes.check:
+            return source, value
+        target, options = value
+        left = [each for each in row.notes.check.split(", ") if each not in _ANSWERED]
+        options = {name: options[name] for name in options if name != "check"}
+        options |= {"check": ", ".join(left)} if left else {}
+        return source, (target, options) if options else target
+
+    return Migration(
+        [*map(answered, migration.rows)], sizes=migration.sizes, new=migration._new
     )
 
 

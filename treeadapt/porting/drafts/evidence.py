@@ -24,6 +24,7 @@ from treeadapt.porting.drafts.numbers import (
     Origins,
     bits,
     contents,
+    exact_factor,
     filled_box,
     find_origins,
     fitted_line,
@@ -302,6 +303,8 @@ class Evidence:
             if not all(lines) or len(slopes) > 1:
                 continue
             ((scale, offset),) = slopes
+            if not offset:
+                scale = exact_factor(scale, self._factored(olds, lines))
 
             def read(nth: int, path: str, lines: Any = lines) -> np.ndarray:
                 return lines[nth][2][path]
@@ -336,6 +339,13 @@ class Evidence:
         }
         return *line, arrays
 
+    def _factored(
+        self, olds: Sequence[str], lines: Sequence[Any]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield arrays of the source, and what they were multiplied to."""
+        for (source, _), line in zip(self.calls, lines, strict=True):
+            yield from ((source.array(path), line[2][path]) for path in olds)
+
     def fits(self, row: DraftRow) -> bool:
         """Return whether a row fits the shapes of both sides."""
         kinds: dict[object, list[Any]] = {}
@@ -348,8 +358,9 @@ class Evidence:
         ]
         source = {path: self.source.leaves[path] for paths, _ in some for path in paths}
         target = {path: self.target.leaves[path] for _, paths in some for path in paths}
+        table = as_table(*written([canonical(row)]))  # what we write can be read
         try:
-            as_table(*written([canonical(row)])).plan(source, target)
+            table.plan(source, target)
         except MigrationError:
             return False
         return True

@@ -124,6 +124,7 @@ def finished(
         tuple(texts),
         tuple(with_sizes(row) for row in refuted),
         sizes,
+        {path: leaf.shape for path, leaf in source.leaves.items()},
     )
 
 

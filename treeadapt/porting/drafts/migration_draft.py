@@ -9,7 +9,7 @@ from typing import Any
 
 from treeadapt.migrations.files import MIGRATION_FILE
 from treeadapt.migrations.migration import Migration
-from treeadapt.porting.drafts.checking import DraftCheck, compared_with
+from treeadapt.porting.drafts.checking import DraftCheck, Shapes, compared_with
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.porting.drafts.writing import WrittenRow, alone
 from treeadapt.text.data_files import VERSION
@@ -21,6 +21,10 @@ _SHARED = (
     "# blocks that are not whole, or a scan within a scan, take two tables, one after",
     "# the other: `a.then(b)`. If there are copies on the source's side,",
     "# draft the other way around, and take the inverse, which undoes a `repeat`:",
+)
+_SEEN = (
+    "# No shape says these: they were seen at this size alone, so their rows have a",
+    "# mark. draft.check at another size gives the table without it.",
 )
 _MOST_NOTES = 6  # above a row
 _COMPARE = "Compare the answers of both models; ta.find_wrong_rows names a wrong row."
@@ -51,6 +55,7 @@ class MigrationDraft:
     _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _refuted: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _sizes: Mapping[str, int] = dataclasses.field(repr=False)
+    _shapes: Shapes = dataclasses.field(repr=False)
 
     def check(self, source: Any, other: Any) -> DraftCheck:
         """Run the table at another size, there and back, and compare.
@@ -66,7 +71,8 @@ class MigrationDraft:
 
         Returns:
             A report that is false if something differs. It says which rows do, and at
-            which paths.
+            which paths. Its ``migration`` is the table, and where all is equal, without
+            the marks ``sizes`` and ``scale`` of leaves that have other shapes.
 
         Raises:
             MigrationError: a side holds no numbers; the function raises, or returns no
@@ -83,7 +89,7 @@ class MigrationDraft:
             The row 'w : o i' differs on the way there: 'k'.
             The row 'w : o i' differs on the way back: 'w'.
         """
-        return compared_with(self.migration, source, other)
+        return compared_with(self.migration, self._shapes, source, other)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""
@@ -91,7 +97,7 @@ class MigrationDraft:
         lines += [f"version = {VERSION}"]
         if self._sizes:
             lines += ["", "[sizes]", *MIGRATION_FILE.field_lines(self._sizes)]
-            lines.append("# No shape says these at another size.")
+            lines += _SEEN
         if not self._rows:
             lines.append("rows = []")
         for each in self._rows:

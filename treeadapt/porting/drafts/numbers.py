@@ -259,6 +259,31 @@ def fitted_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
     return None
 
 
+def exact_factor(near: float, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Return a factor with all the digits that products in float32 need.
+
+    Args:
+        near: a short number that is the factor but for some units in the last place.
+        pairs: arrays, and what they were multiplied to.
+
+    Example:
+        >>> x = np.arange(1, 99, dtype=np.float32)
+        >>> exact_factor(3.162278, [(x, x * np.float32(10**0.5))])
+        3.1622777
+        >>> exact_factor(0.25, [(x, x / np.float32(4))])
+        0.25
+    """
+    pairs = [(one, two) for one, two in pairs if one.dtype == np.float32]
+    ulp = np.spacing(np.float32(near))
+    numbers = [np.float32(near) + ulp * steps for steps in (0, -1, 1, -2, 2, -3, 3)]
+
+    def num_equal(number: np.float32) -> int:
+        return sum(int(np.sum(one * number == two)) for one, two in pairs)
+
+    best = max(numbers, key=num_equal)
+    return near if best == numbers[0] else float(str(best))
+
+
 def is_symmetric(array: np.ndarray) -> bool:
     """Return whether two axes of an array can change places, and no number does."""
     pairs = itertools.combinations(range(array.ndim), 2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row, parse_row
+from treeadapt.porting.drafts.factors import read_factor
 from treeadapt.porting.drafts.merging import open_atoms
 from treeadapt.porting.drafts.rows import (
     DraftAddress,
@@ -23,7 +23,6 @@ from treeadapt.porting.drafts.rows import (
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
 _COUNT = range(10**6)
 _FIRST = "dense"  # layers before those that are counted from there
-_SHORT = 6  # characters of a number that does not follow from a size
 _NEAR = {  # the word before a number
     "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
     "x": {"expert", "experts"},
@@ -120,7 +119,7 @@ def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]
     texts = []
     for row in rows:
         fixed = {atom: names[row.sizes[atom]] for atom in open_atoms(row)}
-        texts.append(_written(row, _names(row, fixed, {*sizes, _FIRST})))
+        texts.append(_written(row, _names(row, fixed, {*sizes, _FIRST}), fixed))
     return texts, sizes
 
 
@@ -141,7 +140,8 @@ def with_first_layers(
             return each
         old, new = f"+{count}}}", f"+{_FIRST}}}"
         texts = tuple(text.replace(old, new) for text in each.sources)
-        return dataclasses.replace(each, sources=texts)
+        row = each.row.marked("sizes")
+        return dataclasses.replace(each, sources=texts, row=row)
 
     return [*map(named, rows)], {**sizes, _FIRST: count}
 
@@ -275,24 +275,28 @@ def _wishes(hole: Hole, before: str) -> Iterator[tuple[int, Sequence[str]]]:
         yield atom, [*(name for name, of in _NEAR.items() if before in of), *"nl"]
 
 
-def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
+def _written(
+    row: DraftRow, names: Mapping[int, str], fixed: Iterable[int] = ()
+) -> WrittenRow:
     if row.is_rest:
         return WrittenRow(("{rest:**}",), ("{rest}",), {}, row)
+    factor = read_factor(row, names)
     is_plain = len(row.sources) == len(row.targets) == 1 and _is_renaming(row)
     sources, targets = (
-        tuple(_address(each, names, row, with_axes=not is_plain) for each in side)
+        # A power is of an axis, so the axes of what is multiplied by one are written.
+        tuple(
+            _address(each, names, row, with_axes=not is_plain or factor.has_powers)
+            for each in side
+        )
         for side in (row.sources, row.targets)
     )
     operations: dict[str, Any] = {}
-    powers = _powers(row, names)
-    # What is as short as a number that somebody chose, as 0.25, may be one.
-    is_short = len(f"{row.scale:g}") <= _SHORT
-    if len(powers) == 1 and " " not in powers[0] and not is_short:
-        operations["scale"] = powers[0]
-    elif powers or not is_short:
-        follows = " and ".join(powers) or "a number that no size here gives"
-        note = f"{row.scale:g} is {follows}, and may be another one at other sizes"
+    if isinstance(factor.value, str):
+        operations["scale"] = factor.value
+    for note in factor.doubts:
         row = row.marked("scale", note)
+    if fixed:
+        row = row.marked("sizes")
     if row.copies:
         (operations["repeat"],) = (names[atom] for atom in row.copies)
     if row.scale != 1:
@@ -309,25 +313,8 @@ def _written(row: DraftRow, names: dict[int, str]) -> WrittenRow:
     return WrittenRow(sources, targets, operations, row)
 
 
-def _powers(row: DraftRow, names: dict[int, str]) -> list[str]:
-    """Return the powers of sizes that a factor is, as ``d**-0.5``."""
-    axes = [axis for place in row.places for parts in place.axes for axis in parts]
-    every: set[tuple[int, ...]] = {(atom,) for atom in names}
-    for axis in axes:
-        ends = itertools.combinations(range(len(axis) + 1), 2)
-        every |= {axis[start:end] for start, end in ends}
-    powers = []
-    for atoms in sorted(every):
-        size = math.prod(row.sizes.get(atom, 0) for atom in atoms)
-        text = " ".join(names[atom] for atom in atoms)
-        for power in (0.5, -0.5, 1, -1):
-            if size > 1 and math.isclose(size**power, row.scale, rel_tol=1e-6):
-                powers.append(f"{text if len(atoms) == 1 else f'({text})'}**{power}")
-    return powers
-
-
 def _padded(
-    place: DraftAddress, pads: Iterable[tuple[int, int, int]], names: dict[int, str]
+    place: DraftAddress, pads: Iterable[tuple[int, int, int]], names: Mapping[int, str]
 ) -> dict[str, list[int]]:
     """Return how much each axis is longer, by its name."""
     return {
@@ -350,7 +337,7 @@ def _is_renaming(row: DraftRow) -> bool:
 
 
 def _address(
-    place: DraftAddress, names: dict[int, str], row: DraftRow, *, with_axes: bool
+    place: DraftAddress, names: Mapping[int, str], row: DraftRow, *, with_axes: bool
 ) -> str:
     path = "".join(_token(token, names, row, place) for token in place.tokens)
     path = path.replace(" : ", r" \: ")
@@ -360,7 +347,7 @@ def _address(
 
 
 def _token(
-    token: str | Hole, names: dict[int, str], row: DraftRow, place: DraftAddress
+    token: str | Hole, names: Mapping[int, str], row: DraftRow, place: DraftAddress
 ) -> str:
     if isinstance(token, str):
         return _ESCAPED.sub(lambda match: "\\" + match[0], token)
@@ -385,7 +372,7 @@ def _lists(row: DraftRow, atom: int) -> Iterator[tuple[str, ...]]:
 
 
 def _axis(
-    axis: Sequence[tuple[int, ...]], names: dict[int, str], before: int = 0
+    axis: Sequence[tuple[int, ...]], names: Mapping[int, str], before: int = 0
 ) -> str:
     if len(axis) > 1 and before:
         outer = " ".join(names[atom] for atom in axis[0][:before])

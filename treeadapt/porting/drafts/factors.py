@@ -1,0 +1,107 @@
+"""What a factor of a drafted row may follow from: powers of sizes, rounded ones too.
+
+Takes a row and names for its atoms; gives how the factor is written, and what its
+reader should know. A number that was seen at one size proves no formula: 0.125 is
+64**-0.5, and 4.6875 is the root of 22 in bfloat16. Only an irrational root, to all
+digits of float32, of one name or product alone, is written without a mark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from treeadapt.porting.drafts.rows import DraftRow, Hole
+
+_EXPONENTS = (0.5, -0.5, 1, -1)
+_ROUNDINGS = ("bfloat16", "float16")
+_NEAR = 2.0**-22  # of a power that was computed in float32, in two steps
+_OF_ITSELF = (1.0, -1.0)  # numbers that no size gives
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """How a factor is written.
+
+    Attributes:
+        value: the power of a size, or the number.
+        has_powers: whether it is a power of sizes, or may be one.
+        doubts: why it may be another number at other sizes; none if it is not.
+    """
+
+    value: str | float
+    has_powers: bool = False
+    doubts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Power:
+    """A power of a size, or of a product, that a factor is."""
+
+    text: str
+    is_product: bool
+    is_rational: bool
+    is_rounded: bool
+
+
+def read_factor(row: DraftRow, names: Mapping[int, str]) -> Factor:
+    """Return how the factor of a row is written.
+
+    Args:
+        row: with numbers for its atoms.
+        names: of the atoms.
+    """
+    doubts: tuple[str, ...] = ()
+    if row.offset not in (0.0, *_OF_ITSELF):
+        doubts = (f"{row.offset:.9g} is added, and may be another number elsewhere",)
+    if row.scale in _OF_ITSELF:
+        return Factor(row.scale, doubts=doubts)
+    powers = [*_powers(row, names)]
+    if len(powers) == 1 and not powers[0].is_rational and not powers[0].is_rounded:
+        (power,) = powers
+        if not power.is_product:
+            return Factor(power.text, has_powers=True, doubts=doubts)
+    follows = " and ".join(power.text for power in powers)
+    follows = follows or "a number that no size here gives"
+    doubt = f"{row.scale:.9g} is {follows}, and may be another one at other sizes"
+    return Factor(row.scale, bool(powers), (doubt, *doubts))
+
+
+def _powers(row: DraftRow, names: Mapping[int, str]) -> Iterator[_Power]:
+    """Yield the powers of sizes that a factor is, as ``d**-0.5``, exact ones first."""
+    tokens = [token for place in row.places for token in place.tokens]
+    texts = {a for t in tokens if isinstance(t, Hole) and t.is_text for a in t.atoms}
+    every: dict[tuple[int, ...], None]
+    every = {(atom,): None for atom in sorted(names) if atom not in texts}
+    for part in (p for place in row.places for axis in place.axes for p in axis):
+        ends = itertools.combinations(range(len(part) + 1), 2)
+        every |= dict.fromkeys(part[start:end] for start, end in ends)
+    products = {atoms: math.prod(row.sizes.get(a, 0) for a in atoms) for atoms in every}
+    for rounding in ("", *_ROUNDINGS):
+        for atoms, size in products.items():
+            for exponent in _EXPONENTS if size > 1 else ():
+                is_rational = abs(exponent) == 1 or math.isqrt(size) ** 2 == size
+                exact = size**exponent
+                number = _rounded(exact, rounding) if rounding else exact
+                is_equal = np.float32(number) == np.float32(row.scale)
+                is_near = not rounding and math.isclose(exact, row.scale, rel_tol=_NEAR)
+                # A whole root is what its rounding is.
+                if (rounding and number == exact) or not (is_equal or is_near):
+                    continue
+                text = " ".join(names[atom] for atom in atoms)
+                text = f"{text if len(atoms) == 1 else f'({text})'}**{exponent}"
+                text = f"{rounding}({text})" if rounding else text
+                yield _Power(text, len(atoms) > 1, is_rational, bool(rounding))
+
+
+@functools.cache
+def _rounded(number: float, dtype: str) -> float:
+    """Return a number as it is in a dtype of 16 bits."""
+    with np.errstate(over="ignore"):
+        return float(jnp.dtype(dtype).type(number))
