@@ -3,12 +3,14 @@
 The library writes files. They are read without it, because version 0.8.0 gives NumPy no
 8-bit floats, maps whole files into memory, and takes names that occur twice. Leaves of
 one buffer are stored once: one entry of the header's text metadata says which paths
-share a tensor, and which were not arrays. A folder of shards has an index, as Hugging
-Face's tools write it; one shard is on the host at a time.
+share a tensor, and which were not arrays; PyTorch's ``save_model`` has an entry for
+each path. A folder of shards has an index, as Hugging Face's tools write it; one shard
+is on the host at a time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -247,7 +249,8 @@ def _of_file(path: AnyPath) -> Stored:
     header = parse_json(text.decode())
     if not isinstance(header, dict):
         refuse(path, "its header is not a table of tensors")
-    marks = header.pop(_RESERVED, {}).get(MARK)
+    texts = header.pop(_RESERVED, {})
+    marks = texts.get(MARK)
     if len(header) > MAX_LEAVES:
         refuse(path, f"it has {len(header):,} tensors")
     table = {}
@@ -273,8 +276,22 @@ def _of_file(path: AnyPath) -> Stored:
         is_cut = "is cut off after" if size_bytes < data_bytes + end else "has"
         refuse(path, f"it {is_cut} {size_bytes:,} bytes, and {stated}", AGAIN)
     if marks is None:
-        return Stored(path, table)
+        return Stored(path, table | _shared(texts, table))
     return marked(path, table, sound_marks(path, parse_json(marks)))
+
+
+def _shared(texts: Mapping[str, Any], table: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """Return the leaves that ``safetensors.torch.save_model`` left out, as tied ones.
+
+    Of names that share a tensor it keeps the first in the alphabet, and the others are
+    texts of the header, ``{"model.embed_tokens.weight": "lm_head.weight"}``.
+    """
+    pairs = ((name, owner) for name, owner in texts.items() if name != "format")
+    return {
+        name: dataclasses.replace(table[owner], owner=owner)
+        for name, owner in pairs
+        if isinstance(owner, str) and owner in table and name not in table
+    }
 
 
 def _is_file(path: AnyPath) -> bool:
