@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import json
 import random
+import re
 import tomllib
 import types
 import warnings
@@ -22,6 +24,7 @@ from sizes import some
 from trees import TREES
 
 import treeadapt as ta
+from treeadapt.optimizers.factories import LACKING, factories
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -744,3 +747,201 @@ def test_a_random_document_is_built_or_refused():
         except ta.RulesFileError:
             refusals += 1
     assert 200 < refusals < 300
+
+
+# What comes from a file, and what the caller passes
+
+
+@pytest.mark.parametrize("date", ["2020-01-01", "07:32:00", "2020-01-01T07:32:00Z"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[optimizers.t]\ntype = "sgd"\nlearning_rate = 0.1\nnesterov = {date}',
+        '[optimizers.t]\ntype = "sgd"\nlearning_rate = 0.1\naccumulator_dtype = {date}',
+        '[optimizers.t]\ntype = "adamw"\nlearning_rate = 0.1\nmask = ["a", {date}]',
+        '[optimizer]\ntype = "sgd"\nlearning_rate = {{given = "n"}}\n'
+        "[given]\nn = {date}",
+        "[stacks]\nblocks = {date}",
+    ],
+)
+def test_no_file_holds_a_date(text, date, tmp_path):
+    file = tmp_path / "rules.toml"
+    file.write_text(f'version = 1\n[rules]\n"**" = "t"\n{text.format(date=date)}')
+    for read in (ta.load_optimizer, ta.load_rules):
+        with pytest.raises(ta.RulesFileError, match=r"is a date or a time; write a "):
+            read(file)
+    file.write_text(f'version = 1\n[rules]\n"**" = {date}')
+    with pytest.raises(ta.RulesFileError, match=r"rules\.\*\* is a date or a time"):
+        ta.load_rules(file)
+    file.write_text(f'version = 1\n[rows]\n"a" = "b"\n[new]\n"c" = {date}')
+    with pytest.raises(ta.MigrationError, match=r"new\.c is a date or a time"):
+        ta.load_migration(file)
+
+
+OBJECTS = [datetime.date(2020, 1, 1), object(), b"bytes", 1j]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    sorted(
+        {
+            (kind, each)
+            for kind, each in (
+                ("sgd", "nesterov"),
+                ("sgd", "accumulator_dtype"),
+                ("adamw", "mask"),
+                ("sgd", "momentum"),
+                ("sgd", "learning_rate"),
+                ("prodigy", "betas"),
+                ("polyak_sgd", "variant"),
+                ("scale_by_rules", "rules"),
+                ("apply_every", "k"),
+                ("scale_by_muon", "weight_dimension_numbers"),
+                ("per_layer", "stacks"),
+                ("masked", "inner"),
+                ("piecewise_constant_schedule", "boundaries_and_scales"),
+            )
+        }
+    ),
+)
+def test_an_object_is_refused_where_it_is_of_another_kind(name, argument):
+    table, _ = with_defaults(name)
+    for thing in OBJECTS:
+        for value, passed in ((thing, {}), ({"given": "n"}, {"n": thing})):
+            makes = {"type": name} | table | {argument: value}
+            if name == "piecewise_constant_schedule":
+                makes = {"type": "scale_by_schedule", "step_size_fn": makes}
+            text = refused(one(makes), **passed)
+            assert "expected a" in text, (thing, text)
+
+
+def test_objects_that_fit_are_taken():
+    sgd = SGD | {"momentum": 0.9}
+    masks = [ta.glob("**/w"), lambda p: True, dict.fromkeys(FLAT, True)]
+    tables = [sgd | {"nesterov": np.bool_(True)}]
+    tables += [sgd | {"accumulator_dtype": x} for x in (jnp.bfloat16, np.dtype("f4"))]
+    tables += [ADAMW | {"mask": mask} for mask in masks]
+    tables += [{"type": "prodigy", "betas": (0.9, 0.99)}]
+    for table in tables:
+        ta.load_optimizer(one(table)).init(FLAT)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (n, a)
+        for n in TYPES
+        if n != "partition"
+        for a in factories()[n].arguments
+        if re.fullmatch("b[123]|beta3|decay|rho|momentum|adam_b[12]", a)
+    ],
+)
+@pytest.mark.parametrize("rate", [95, 1.0, 1])
+def test_a_decay_rate_is_less_than_1(name, argument, rate):
+    table, _ = with_defaults(name)
+    if table.get(argument) == 1:  # sm3 adds up, if nothing else is asked of it
+        rate = 1.5
+    text = refused(one(table | {argument: rate}))
+    assert f".{argument}: {rate!r} is not less than 1" in text
+    assert "betas[0]: 1 is not less" in refused(
+        one({"type": "prodigy", "betas": [1, 0]})
+    )
+
+
+# Remedies: each does what its message says
+
+
+def test_an_optimizer_that_optax_makes_of_another_is_written_as_that():
+    for name, of, rate in (("nadam", "adam", 0.1), ("nadamw", "adamw", 0.1)):
+        for said in (name, f"optax.{name}", f"torch.optim.{name.title()}"):
+            cure = f'write type = "{of}" with nesterov = true'
+            assert cure in refused(one({"type": said, "learning_rate": rate}))
+            assert cure in refused(one({"_target_": said, "learning_rate": rate}))
+        table = {"type": of, "learning_rate": rate, "nesterov": True}
+        want = bits(train(getattr(optax, name)(rate), FLAT)[0])
+        assert bits(train(ta.load_optimizer(one(table)), FLAT)[0]) == want
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_an_optimizer_that_optax_lacks_is_not_said_to_be_another(name):
+    text = refused(one({"type": name}))
+    assert "Optax has no such optimizer" in text
+    assert "did you mean" not in text
+    names = {name: lambda: optax.sgd(0.1)}
+    tx = ta.load_optimizer(one({"type": name}), names=names)
+    assert bits(train(tx, FLAT)[0]) == bits(train(optax.sgd(0.1), FLAT)[0])
+
+
+@pytest.mark.parametrize("label", ["freeze", "Frozen", "fixed", "no_train", "none"])
+def test_a_label_that_means_frozen_is_said_to_be_frozen(label):
+    document = {"rules": {"out": label, "**": "all"}, "optimizers": {"all": SGD}}
+    text = refused(document)
+    cure = f'write "frozen" if they are not to train, or [optimizers.{label}]'
+    assert f"the label {label!r} has no optimizer; {cure}" in text
+    tx = ta.load_optimizer(document | {"rules": {"out": "frozen", "**": "all"}})
+    assert not tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["out"].any()
+    document["optimizers"][label] = SGD
+    assert ta.load_optimizer(document).update(PARAMS, tx.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("weight_decay", None, "not none; leave it out for the default, 0.0001"),
+        ("eps", [1e-30, 1e-3], "leave it out for the default, 1e-08"),
+        ("b1", "0.9,", "leave it out for the default, 0.9"),
+        ("learning_rate", None, "write learning_rate = 1e-3"),
+        ("learning_rate", "${rate}", 'write { given = "rate" }, and pass rate='),
+        ("learning_rate", "${given.rate}", 'write { given = "rate" }, and pass rate='),
+    ],
+)
+def test_a_number_that_is_none_is_not_made_up(name, value, cure):
+    table = {"type": "adamw", "learning_rate": 1e-3}
+    text = refused(one(table | {name: value}))
+    assert text.endswith(cure), text
+    given = {"rate": 1e-3} if "given" in cure else {}
+    table["learning_rate"] = {"given": "rate"} if given else 1e-3
+    tx = ta.load_optimizer(one(table), **given)
+    assert bits(train(tx, FLAT)[0]) == bits(train(optax.adamw(1e-3), FLAT)[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("lr * 0.1", "lr_0_1"), ("0.1*lr", "value_0_1_lr"), ("lambda", "lambda_")],
+)
+def test_a_computed_value_is_passed_by_a_name(text, name):
+    table = SGD | {"learning_rate": {"given": text}}
+    seen = refused(one(table))
+    assert "is not a name, and nothing is computed here" in seen
+    assert f'write {{ given = "{name}" }}, and pass {name}=' in seen
+    tx = ta.load_optimizer(one(SGD | {"learning_rate": {"given": name}}), **{name: 0.1})
+    assert bits(train(tx, FLAT)[0]) == bits(train(optax.sgd(0.1), FLAT)[0])
+    ta.load_optimizer(one(table, given={text: 0.1}))  # a key of a file may be anything
+
+
+Tx = optax.GradientTransformation
+
+
+def bare(inner, every, rate):
+    return optax.chain(inner, optax.scale(every), optax.scale_by_learning_rate(rate))
+
+
+def in_text(inner: Tx, every: int, rate: optax.ScalarOrSchedule) -> Tx:
+    return bare(inner, every, rate)
+
+
+def quoted(inner: "Tx", every: "int", rate: "optax.ScalarOrSchedule") -> "Unknown":  # noqa: F821, UP037
+    return bare(inner, every, rate)
+
+
+@pytest.mark.parametrize("make", [bare, in_text, quoted])
+def test_annotations_of_the_callers_factories_may_be_texts(make):
+    rate = {"type": "constant_schedule", "value": 0.1}
+    inner = {"type": "clip", "max_delta": 1.0}
+    table = {"type": "mine", "inner": inner, "every": 4, "rate": rate}
+    tx = ta.load_optimizer({"optimizer": table}, names={"mine": make})
+    want = bare(optax.clip(1.0), 4, optax.constant_schedule(0.1))
+    assert bits(train(tx, FLAT)[0]) == bits(train(want, FLAT)[0])
+    if make is not bare:
+        text = refused({"optimizer": table | {"every": 0.5}}, names={"mine": make})
+        assert "optimizer.every: 0.5 is not a whole number" in text

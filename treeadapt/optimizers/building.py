@@ -13,15 +13,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import optax
 
 from treeadapt.errors import TreeAdaptError
 from treeadapt.optimizers.factories import (
+    LACKING,
     LARGEST,
     PARTITION,
     REFUSED,
@@ -43,6 +46,7 @@ from treeadapt.trees.arrays import is_array, is_number
 MAX_DEPTH = 32
 MAX_VALUES = 10_000  # that are read; a named one each time that it is used
 MAX_BOUNDARIES = 1_000
+_MAX_NAME = 40  # letters of a name that is proposed
 _MAX_NUMBER = 1e38  # float32 holds 3.4e38
 
 #: What stands for a value that is wrong, or that nobody gives.
@@ -83,6 +87,8 @@ _ITEMS = {
     "scales": _NUMBER,
     "cycles": Argument("cycle"),
 }
+# How YAML files of OmegaConf name a value: "${lr}", "${given.lr}".
+_INTERPOLATED = re.compile(r"\$\{([\w.]+)\}")
 _RATES = ("learning_rate", "step_size", "step_size_fn")
 _INJECTED = ("number", "rate")  # kinds that a state can hold
 _MAY_BE_EMPTY = ("any", "dimensions", "tuple", "item")
@@ -241,6 +247,11 @@ class Builder:
             circle = " -> ".join([*self._within, name])
             self._refuse(f"given.{name}", f"it needs itself: {circle}")
         if name not in self._values_by_name:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                new = _as_name(name)
+                text = f"{listing([name])} is not a name, and nothing is computed here"
+                cure = f'write {{ given = "{new}" }}, and pass {new}='
+                self._refuse(place, f"{text}; {cure}")
             self.lacking.setdefault(name, place)
             return NOTHING
         self._within.append(name)
@@ -261,15 +272,24 @@ class Builder:
     def _unlike(self, argument: Argument, data: Any, place: str) -> NoReturn:
         """Refuse a value that is of another kind."""
         name, kind = place.rpartition(".")[2], argument.kind
-        _, what, example = _FORMS.get(kind, ((), "a number", "1.0"))
+        _, what, example = _FORMS.get(kind, ((), "a number", ""))
         if kind == "object":
             example = f'{name} = {{ given = "{name}" }}, and pass {name}='
         what += f" of length {argument.length}" if argument.length else ""
         seen = f"the {type(data).__name__} {one_line(repr(data))}"
         seen = "none" if data is None else seen
-        if isinstance(data, str) and data in self._values_by_name:
-            example = f'{{ given = "{data}" }}'
-        self._refuse(place, f"expected {what}, not {seen}; write {example}")
+        cure = f"write {example}"
+        if kind not in _FORMS:  # a number made up here might be trained with
+            cure = f"write {name} = 1e-3" if name in _RATES else "write a number"
+            if is_number(argument.default):
+                cure = f"leave it out for the default, {argument.default!r}"
+        if isinstance(data, str):
+            interpolated = _INTERPOLATED.fullmatch(data)
+            meant = (interpolated[1] if interpolated else data).rpartition(".")[2]
+            if interpolated or meant in self._values_by_name:
+                cure = f'write {{ given = "{meant}" }}'
+                cure += f", and pass {meant}=" * (meant not in self._values_by_name)
+        self._refuse(place, f"expected {what}, not {seen}; {cure}")
 
     # What is called
 
@@ -319,16 +339,18 @@ class Builder:
         """Return what a table calls."""
         name = data.get("type", data.get("name", data.get("_target_")))
         near = self._near_type(name, makes) if isinstance(name, str) else ""
+        other = _other_cure(name) if isinstance(name, str) else ""
         if "type" not in data or not isinstance(name, str):
             tables = [n for n, x in data.items() if isinstance(x, dict) and n != "type"]
             cure = f'write type = "{near}"' if near else f"write {_FORMS[makes][2]}"
+            cure = other or cure
             if place == "optimizer" and tables and not near:
                 cure = f"did you mean [optimizers.{RULES_FILE.key(tables[0])}]?"
             self._refuse(place, f"it has no type; {cure}")
         if name not in self.factories:
             cure = f"did you mean {near!r}?" if near else "types have Optax's names"
-            cure = REFUSED.get(name, cure)
-            self._refuse(f"{place}.type", f"there is no type {listing([name])}; {cure}")
+            text = f"there is no type {listing([name])}; {other or cure}"
+            self._refuse(f"{place}.type", text)
         factory = self.factories[name]
         if factory.makes not in (makes, ""):
             wrong = f"{name} makes a {factory.makes}, not a {makes}"
@@ -429,6 +451,11 @@ class Builder:
             self._refuse(place, f"{text}; write {float(data)!r}")
         if argument.least is not None and data < argument.least:
             self._refuse(place, f"{data!r} is less than {argument.least}")
+        if argument.is_below_1 and data >= 1 and data != argument.default:
+            text = f"{data!r} is not less than 1, as a decay rate is"
+            if is_number(argument.default):
+                text += f"; the default is {argument.default!r}"
+            self._refuse(place, text)
         return data
 
     def _whole(self, argument: Argument, data: Any, place: str) -> Any:
@@ -443,7 +470,7 @@ class Builder:
         # NumPy reads more into a text: "1e-3" and "(2,)f4" are formats to it.
         with contextlib.suppress(TypeError):
             dtype = jnp.dtype(data) if re.fullmatch("[a-z][a-z0-9_]*", data) else None
-            if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+            if dtype is not None and _is_inexact(dtype):
                 return dtype
         self._unlike(argument, data, place)
 
@@ -539,13 +566,49 @@ def _nested(value: Any) -> Any:
 
 def _fits(kind: str, value: Any) -> bool:
     """Return whether a value that is not data is of a kind, as far as that is asked."""
-    is_number = is_array(value) and value.shape == () and value.dtype != jnp.bool_
+    is_scalar = is_array(value) and value.shape == ()
+    is_number = is_scalar and value.dtype != jnp.bool_
+    if kind in ("any", "object"):
+        return True
     if kind == TRANSFORMATION:
         return is_transformation(value)
     if kind in (SCHEDULE, "rate", "count"):
         is_schedule = callable(value) and not is_transformation(value)
         return is_schedule or (is_number and kind != SCHEDULE)
-    return is_number or kind not in ("number", "whole", "item")
+    if kind == "dtype":
+        return _is_inexact(value)
+    if kind == "bool":
+        return is_scalar and not is_number
+    if kind in ("mask", "axes", "factors"):  # functions, selectors, rules, trees
+        is_tree = not jtu.all_leaves([value])
+        return callable(value) or is_tree or (kind == "mask" and is_scalar)
+    if kind in ("tuple", "dimensions", "axis", "boundaries", "schedules"):
+        return isinstance(value, tuple) or is_array(value)
+    return is_number and kind in ("number", "whole", "item")
+
+
+def _is_inexact(dtype: Any) -> bool:
+    with contextlib.suppress(TypeError):
+        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.inexact))
+    return False
+
+
+def _other_cure(name: str) -> str:
+    """Return what to write for a type that is refused, or that Optax lacks, if any."""
+    last = name.rpartition(".")[2].lower()
+    return REFUSED.get(last) or LACKING.get(last, "")
+
+
+def _as_name(text: str) -> str:
+    """Return a name for what a text computes.
+
+    Example:
+        >>> _as_name("lr * 0.1"), _as_name("0.1"), _as_name("lambda")
+        ('lr_0_1', 'value_0_1', 'lambda_')
+    """
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")[:_MAX_NAME] or "value"
+    name = f"value_{name}" if name[0].isdigit() else name
+    return name + "_" * keyword.iskeyword(name)
 
 
 def _near(text: str, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import optax
 
-from treeadapt.transforms.hyperparams import type_names
+from treeadapt.transforms.hyperparams import signature_of, type_names
 from treeadapt.transforms.per_layer import per_layer
 from treeadapt.transforms.scale import scale_by_rules
 
@@ -52,7 +52,18 @@ REFUSED = {
     "inject_hyperparams": 'write inject = ["learning_rate"] next to type',
     "inject_stateful_hyperparams": 'write inject = ["learning_rate"] next to type',
     "adapt": "leave it out: the result runs on any tree",
+    # Optax makes these with functools.partial.
+    "nadam": 'write type = "adam" with nesterov = true',
+    "nadamw": 'write type = "adamw" with nesterov = true',
 }
+# Optimizers that Optax lacks and whose names read like those of others.
+_LACKING = (
+    "adabound adahessian adamp apollo_adamw asgd dadaptsgd galore_adamw nlamb nlion "
+    "psgd qhadam qhm ranger schedule_free_radam sgdp sgdw shampoo soap sparseadam"
+)
+LACKING = dict.fromkeys(
+    _LACKING.split(), "Optax has no such optimizer: pass a function with names="
+)
 
 # What an argument is whose annotation does not say it.
 _BY_NAME = (
@@ -72,6 +83,11 @@ _WHOLE = re.compile(r"k|.*_(steps|period)")
 _AT_LEAST_1 = re.compile(
     r"k|every_k_schedule|accumulation_size|rank|sync_period|memory_size|num_betas"
     r"|ns_steps|(decay|transition|max_\w+)_steps|update_(interval|proj_gap)"
+)
+# Rates of averages, at which 1 forgets nothing and more grows without end.
+_BELOW_1 = re.compile(
+    r"(\w+\.)?((adam_)?b[123]|beta3|betas|decay|momentum|rho)"
+    r"|(scale_by_)?signum\.beta"
 )
 _AT_MOST = {"memory_size": 10_000, "num_betas": 100, "ns_steps": 100}
 _MAY_BE_NEGATIVE = re.compile(
@@ -96,6 +112,7 @@ class Argument:
         choices: the texts that it may be; empty for any.
         length: of a tuple, if the annotation says it.
         least: of numbers; None for any.
+        is_below_1: whether an average decays at this rate; its default may be 1.
         most: of whole numbers.
         fields: a NamedTuple of axes, for a table of patterns with those.
     """
@@ -106,6 +123,7 @@ class Argument:
     choices: tuple[str, ...] = ()
     length: int | None = None
     least: int | None = 0
+    is_below_1: bool = False
     most: int = LARGEST
     fields: Any = None
 
@@ -134,7 +152,7 @@ class Factory:
         """Its arguments by name."""
         return {
             each.name: _argument(self.name, each, is_ours=bool(self.makes))
-            for each in inspect.signature(self.call).parameters.values()
+            for each in signature_of(self.call).parameters.values()
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         }
 
@@ -157,7 +175,8 @@ def factories() -> Mapping[str, Factory]:
 def _returns(function: Any) -> str:
     if not inspect.isfunction(function):
         return ""
-    promised, tx = function.__annotations__.get("return"), optax.GradientTransformation
+    tx = optax.GradientTransformation
+    promised = signature_of(function).return_annotation
     if isinstance(promised, type) and issubclass(promised, tx):
         return TRANSFORMATION
     return SCHEDULE if promised == optax.Schedule else ""
@@ -187,6 +206,7 @@ def _argument(owner: str, parameter: inspect.Parameter, *, is_ours: bool) -> Arg
         choices=_CHOICES.get(name, tuple(t for x in literals for t in x.__args__)),
         length=len(members) if is_tuple else None,
         least=least,
+        is_below_1=is_ours and bool(_BELOW_1.fullmatch(f"{owner}.{name}")),
         most=_AT_MOST.get(name, LARGEST),
         fields=next(filter(_is_dimension_numbers, members), None),
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,9 +31,12 @@ from treeadapt.selection.rules import Rules, rules_of
 from treeadapt.text.data_files import VERSION, one_line
 from treeadapt.text.names import Speller, listing, plural
 from treeadapt.transforms.adapt import adapt
+from treeadapt.transforms.hyperparams import signature_of
 from treeadapt.transforms.partition import FROZEN, freeze, one_group, partition
 
 _RESERVED = ("names", "allow_regex")  # arguments of ``load_optimizer`` itself
+# What people call the label of leaves that do not train.
+_LIKE_FROZEN = (FROZEN, "freeze", "fixed", "none", "no_train", "non_trainable", "stop")
 _MAX_NODES = 200_000  # of a mapping
 
 
@@ -231,11 +233,14 @@ def _misfits(labels: Sequence[Any], transforms: Mapping[str, Any]) -> Iterator[s
     for label in labels:
         if label == FROZEN or label in transforms:
             continue
+        key = RULES_FILE.key(label) if isinstance(label, str) else ""
         if not isinstance(label, str):
             yield f"rules: the label {label!r} is not a text, as optimizers need"
             continue
-        near = Speller().best(label, transforms)
-        cure = f"did you mean {near!r}?" if near else f"write [optimizers.{label}]"
+        near = Speller().best(label, [*transforms, *_LIKE_FROZEN])
+        cure = f"did you mean {near!r}?" if near else f"write [optimizers.{key}]"
+        if near in _LIKE_FROZEN:
+            cure = f'write "frozen" if they are not to train, or [optimizers.{key}]'
         yield f"rules: the label {label!r} has no optimizer; {cure}"
     for label in transforms:
         if label not in (*names, FROZEN):
@@ -277,7 +282,7 @@ def _add_factories(builder: Builder, names: Any) -> None:
             builder.find("names", f"{name!r} is a name of Optax's; choose another")
             continue
         try:
-            inspect.signature(function)
+            signature_of(function)
         except (TypeError, ValueError) as error:
             builder.find("names", f"{name!r} cannot be called by name: {error}")
         else:

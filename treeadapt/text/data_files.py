@@ -24,6 +24,7 @@ from treeadapt.text.names import Speller, listing, shorten
 VERSION = 1
 MAX_BYTES = 4 * 2**20
 MAX_INTEGER = 2**63
+_PLAIN = (bool, int, float, str)  # in addition to tables and lists
 _ENDINGS = (".toml", ".json")
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
@@ -164,7 +165,10 @@ class DataFile:
             raise ValueError("keys have too many dots; put names in quotes")
         if self.is_flat and (bare.count("[") > 1 or {*"{."} & {*bare}):
             raise ValueError("a name or a text is not in quotes, or there is a table")
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
+        if place := _place_of_date(document):
+            raise ValueError(f"{place} is a date or a time; write a text in quotes")
+        return document
 
     def _text(self, name: Path) -> str:
         try:
@@ -322,6 +326,23 @@ def one_line(thing: Any) -> str:
     text = " ".join(str(thing)[:2_000].split())
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return shorten(text)
+
+
+def _place_of_date(document: Any) -> str:
+    """Return where a document has a value that JSON has no form of, or "".
+
+    Dates and times of TOML are objects of Python, and as such true.
+    """
+    pending: list[tuple[str, Any]] = [("", document)]
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{place}.{key}", each) for key, each in value.items()]
+        elif isinstance(value, list):
+            pending += [(f"{place}[{n}]", each) for n, each in enumerate(value)]
+        elif not isinstance(value, _PLAIN):
+            return one_line(place.removeprefix("."))
+    return ""
 
 
 def parse_json(text: str) -> Any:

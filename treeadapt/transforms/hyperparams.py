@@ -82,7 +82,7 @@ def inject_hyperparams(
             "inject_hyperparams takes the function that makes a transformation: "
             f"inject_hyperparams(optax.adam)(1e-3); got {inner_factory!r:.100}."
         )
-    signature = _signature(inner_factory)
+    signature = signature_of(inner_factory)
     static = frozenset({static_args} if isinstance(static_args, str) else static_args)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     unknown = sorted(static - set(signature.parameters))
@@ -284,8 +284,17 @@ def _checked(name: str, fn: Callable[..., Any], count: Any) -> Any:
     return value
 
 
-def _signature(factory: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature, in which a name for type checkers alone is ``Any``."""
+def signature_of(factory: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature, in which a name for type checkers alone is ``Any``.
+
+    Annotations that are texts are read; if that fails, there are none.
+
+    Example:
+        >>> def make(rate: "optax.ScalarOrSchedule") -> "Unknown":
+        ...     return optax.scale(rate)
+        >>> list(type_names(signature_of(make).parameters["rate"].annotation))
+        ['float', 'Array', 'ndarray', 'number', 'bool', 'int', 'complex', 'Callable']
+    """
     names: dict[str, Any] = {}
     while True:
         try:
