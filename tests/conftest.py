@@ -40,11 +40,16 @@ from forks import IMPORTS, Forks  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
 
+import treeadapt.errors  # noqa: E402
+
 # JAX makes a new MLIR context for each program, a quarter of the time that a small one
 # takes to compile; here all share one.
 if hasattr(mlir, "make_ir_context") and CHEAP_COMPILATION[0] in os.environ["XLA_FLAGS"]:
     SHARED_CONTEXT = mlir.make_ir_context()
     mlir.make_ir_context = lambda: SHARED_CONTEXT
+
+# What fails while it explains an error is a defect: here it is not hidden.
+treeadapt.errors.RAISES_IN_EXPLANATIONS = True
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -77,6 +77,7 @@ TESTS_IN_ROOMS = {
     "test_doctests.py": "runs the examples of every module",
     "test_drafts.py": "fewer words, a small limit, and single rows of a draft",
     "test_drawing.py": "whether colors can be told apart, and texts fit",
+    "test_explaining.py": "explanations that fail",
     "test_found_files.py": "files that change while they are read",
     "test_hash_seeds.py": "tokens of statics, whose order nothing else shows",
     "test_jax_internals.py": "each undocumented call into JAX",

@@ -7,10 +7,16 @@ with causes and cures is ``docs/errors.md``, and ``docs/warnings.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 MAX_MESSAGE_BYTES = 4000
+
+#: Whether ``explaining`` lets errors through. Tests set it, so that it hides no defect.
+RAISES_IN_EXPLANATIONS = False
 
 
 class TreeAdaptError(ValueError):
@@ -197,6 +203,32 @@ class CollectionWarning(TreeAdaptWarning):
 
 class RandomStateWarning(TreeAdaptWarning):
     """A model counts its random draws, and a rest of ``split`` keeps the old counts."""
+
+
+@contextlib.contextmanager
+def explaining(error: BaseException | None = None) -> Iterator[None]:
+    """Run code that explains an error, or searches for what to warn of.
+
+    If it fails, that is a note of the error, with the place, or else a warning: an
+    explanation never replaces what it explains. Warnings pass, as errors too.
+    """
+    try:
+        yield
+    except Warning:  # of a filter that turns them into errors
+        raise
+    except Exception as failure:
+        if RAISES_IN_EXPLANATIONS:
+            raise
+        frames = [*traceback.walk_tb(failure.__traceback__)]
+        names = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+        ours = [n for n, name in enumerate(names) if name.startswith("treeadapt")]
+        place = f"{names[ours[-1]]}, line {frames[ours[-1]][1]}"
+        kind = type(failure).__name__
+        note = f"treeadapt failed to explain more: {kind} in {place}. Please report it."
+        if error is None:
+            warnings.warn(note, TreeAdaptWarning, stacklevel=3)
+        else:
+            error.add_note(note)
 
 
 def _clip(message: str) -> str:

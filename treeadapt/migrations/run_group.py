@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeadapt.errors import MigrationError
+from treeadapt.errors import MigrationError, explaining
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.planning import fits
 from treeadapt.migrations.running import filled, run
@@ -65,13 +65,14 @@ def run_group(
     try:
         arrays, faults = run(group.move, sources, shardings)
     except Exception as error:
-        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in every)
-        error.add_note(
-            f"In the migration row {group.row.text!r:.200}, which makes "
-            f"{listing(group.filled, limit=2)} of "
-            f"{listing(group.source_paths, limit=2)}."
-            f"{_EXPLICIT if is_traced else ''}"
-        )
+        with explaining(error):
+            is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in every)
+            error.add_note(
+                f"In the migration row {group.row.text!r:.200}, which makes "
+                f"{listing(group.filled, limit=2)} of "
+                f"{listing(group.source_paths, limit=2)}."
+                f"{_EXPLICIT if is_traced else ''}"
+            )
         raise
     require_sound(group, faults)
     if group.row.values.fills:
@@ -118,12 +119,13 @@ def _called(
     try:
         result = jax.eval_shape(function, *leaves) if abstract else function(*leaves)
     except Exception as error:
-        pairs = itertools.islice(zip(group.source_paths, leaves, strict=True), 4)
-        texts = [f"{path!r}, {describe(leaf)}" for path, leaf in pairs]
-        error.add_note(
-            f"In the function of the migration row {row.text!r}, given "
-            f"{'; '.join(texts)}."
-        )
+        with explaining(error):
+            pairs = itertools.islice(zip(group.source_paths, leaves, strict=True), 4)
+            texts = [f"{path!r}, {describe(leaf)}" for path, leaf in pairs]
+            error.add_note(
+                f"In the function of the migration row {row.text!r}, given "
+                f"{'; '.join(texts)}."
+            )
         raise
     paths = [*group.filled]
     if not row.splits:

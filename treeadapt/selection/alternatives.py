@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from treeadapt.errors import UnusedAlternativeWarning
+from treeadapt.errors import UnusedAlternativeWarning, explaining
 from treeadapt.patterns.glob import REGEX_PREFIX, Pattern, alternatives, escape
 from treeadapt.patterns.matcher import Matcher
 from treeadapt.selection.leaves import Leaves
@@ -103,7 +103,8 @@ def warn_of_alternatives(
     plan, key = leaves.view.plan, (leaves.matcher, whose)
     text = plan.memo.get(key)
     if text is None:
-        text = plan.remember(key, _mistakes(leaves, patterns, whose))
+        with explaining():
+            text = plan.remember(key, _mistakes(leaves, patterns, whose))
     if text:
         warnings.warn(text, UnusedAlternativeWarning, stacklevel=_level())
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from treeadapt.errors import PatternError
+from treeadapt.errors import PatternError, explaining
 from treeadapt.patterns.glob import (
     REGEX_PREFIX,
     ClassName,
@@ -127,7 +127,9 @@ def advice_lines(
     """
     for number, (text, entry) in enumerate(entries):
         is_first = number < _MAX_ADVISED
-        hint = _advice(entry, names, lists_paths=lists_paths) if is_first else ""
+        hint = ""
+        with explaining():
+            hint = _advice(entry, names, lists_paths=lists_paths) if is_first else ""
         yield f"{text}{': ' if hint else ''}{hint}"
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import optax
 
-from treeadapt.errors import TransformError, TreeAdaptError
+from treeadapt.errors import TransformError, TreeAdaptError, explaining
 from treeadapt.selection.splitting import collections_beside_params, warn_of_collections
 from treeadapt.selection.whole_tree import WholeTree, whole_of, whole_tree
 from treeadapt.text.names import Mismatch, listing
@@ -245,7 +245,8 @@ def run_flat(
                 moved = first if moving is None else moving(whole, first)
                 _warn_of_collections(view, moved, parts)
         if not is_part:
-            warn_of_unlifted(parts, view, fast_params(flat), stacklevel=2)
+            with explaining():
+                warn_of_unlifted(parts, view, fast_params(flat), stacklevel=2)
             state = _donatable(state, jax.tree.leaves(flat))
         return state
 
@@ -332,33 +333,46 @@ def _explained(
     except TreeAdaptError:
         raise
     except Exception as error:
-        if stale := of_state():
-            raise stale from error
-        lacking = [path for path, leaf in flat.items() if leaf is None]
-        if lacking and isinstance(error, TypeError | ValueError):
-            raise TransformError(
-                f"There is no update (None) for {listing(lacking)}, for which the "
-                "state was made, and the transformation wants one. Leave such leaves "
-                "out with treeadapt.freeze or partition, or initialise the state with "
-                "just the leaves that get gradients. "
-                f"({type(error).__name__}: {error})",
-                paths=lacking,
-            ) from error
-        unlifted = list(unlifted_trees(tx, whole.view, flat))
-        if unlifted:
-            raise TransformError(
-                "Masks or labels have the shape of the model, where Optax is shown the "
-                f"flat dict {{path: array}}: {listing(unlifted, write=str, limit=4)}. "
-                "Wrap them, such as mask=treeadapt.lift(mask)."
-            ) from error
-        codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-        for name in names_of_asked(tx, codes):
-            error.add_note(
-                f"The function {name} is shown the flat dict {{path: array}}. A mask "
-                "or label function may be asked about the tree itself: "
-                "treeadapt.lift(function)."
-            )
+        better = None
+        with explaining(error):
+            better = of_state() or _reason(error, tx, whole, flat)
+        if better:
+            raise better from error
         raise
+
+
+def _reason(
+    error: Exception, tx: Any, whole: WholeTree, flat: FlatDict
+) -> TransformError | None:
+    """Return an error that says what is behind one; None where a note has to do.
+
+    Arguments as for ``_explained``.
+    """
+    lacking = [path for path, leaf in flat.items() if leaf is None]
+    if lacking and isinstance(error, TypeError | ValueError):
+        return TransformError(
+            f"There is no update (None) for {listing(lacking)}, for which the "
+            "state was made, and the transformation wants one. Leave such leaves "
+            "out with treeadapt.freeze or partition, or initialise the state with "
+            "just the leaves that get gradients. "
+            f"({type(error).__name__}: {error})",
+            paths=lacking,
+        )
+    unlifted = list(unlifted_trees(tx, whole.view, flat))
+    if unlifted:
+        return TransformError(
+            "Masks or labels have the shape of the model, where Optax is shown the "
+            f"flat dict {{path: array}}: {listing(unlifted, write=str, limit=4)}. "
+            "Wrap them, such as mask=treeadapt.lift(mask)."
+        )
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    for name in names_of_asked(tx, codes):
+        error.add_note(
+            f"The function {name} is shown the flat dict {{path: array}}. A mask "
+            "or label function may be asked about the tree itself: "
+            "treeadapt.lift(function)."
+        )
+    return None
 
 
 def keep_dtypes(old: Any, new: Any) -> Any:

@@ -290,24 +290,37 @@ def signature_of(factory: Callable[..., Any]) -> inspect.Signature:
     Annotations that are texts are read; if that fails, there are none.
 
     Example:
-        >>> def make(rate: "optax.ScalarOrSchedule") -> "Unknown":
-        ...     return optax.scale(rate)
-        >>> list(type_names(signature_of(make).parameters["rate"].annotation))
-        ['float', 'Array', 'ndarray', 'number', 'bool', 'int', 'complex', 'Callable']
+        >>> def make(every: int):
+        ...     return optax.scale(every)
+        >>> list(type_names(signature_of(make).parameters["every"].annotation))
+        ['int']
     """
     names: dict[str, Any] = {}
     while True:
         try:
-            return inspect.signature(factory, eval_str=True, locals=names)
+            signature = inspect.signature(factory, eval_str=True, locals=names)
+            break
         except NameError as error:
             name = str(error.name)
             if name in names:
-                break
+                return _without_annotations(inspect.signature(factory))
             names[name] = Any
         except (AttributeError, TypeError, SyntaxError):
-            break
-    parameters = inspect.signature(factory).parameters.values()
-    return inspect.Signature([each.replace(annotation=_EMPTY) for each in parameters])
+            return _without_annotations(inspect.signature(factory))
+    # Quotes in a module whose annotations are texts anyway.
+    return _without_annotations(signature, lambda each: isinstance(each, str))
+
+
+def _without_annotations(
+    signature: inspect.Signature, drops: Callable[[Any], bool] = lambda _: True
+) -> inspect.Signature:
+    parameters = [
+        each.replace(annotation=_EMPTY) if drops(each.annotation) else each
+        for each in signature.parameters.values()
+    ]
+    if drops(signature.return_annotation):
+        return inspect.Signature(parameters)
+    return signature.replace(parameters=parameters)
 
 
 def _parameter(signature: inspect.Signature, name: str) -> inspect.Parameter:

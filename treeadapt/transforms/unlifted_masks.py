@@ -161,12 +161,13 @@ def unlifted_trees(tx: Any, whole: TreeView, flat: FlatDict) -> Iterator[str]:
 
 def _is_in_shape_of(answers: Any, whole: TreeView) -> bool:
     """Return whether answers fit a tree leaf by leaf, or node by node."""
-    is_one = type(answers) is dict and answers.keys() <= {*whole.plan.paths}
-    if is_one or jax.tree_util.all_leaves([answers]):
-        return False  # of a flat dict; or one answer for all leaves
+    if type(answers) is dict and answers.keys() <= {*whole.plan.paths}:
+        return False  # of a flat dict
     try:
+        if jax.tree_util.all_leaves([answers]):
+            return False  # one answer for all leaves
         by_path = answers_by_path(view_tree(answers), whole)
-    except TreeAdaptError:
+    except (TreeAdaptError, TypeError, ValueError):  # of keys that JAX cannot sort
         return False
     nodes = {node for path in whole.plan.paths for node in (path, *above(path))}
     is_below = bool(by_path) and by_path.keys() <= nodes

@@ -20,6 +20,7 @@ from treeadapt.errors import (
     TreeAdaptError,
     TreeCycleError,
     TreeDepthError,
+    explaining,
 )
 from treeadapt.trees import _jax
 from treeadapt.trees.adapters.adapter import BOX
@@ -125,7 +126,10 @@ def _explained(tree: Any, error: Exception) -> Exception:
     # comparison of keys (jax#15358).
     reason = error.__cause__ or error
     is_deep = isinstance(reason, SystemError | RecursionError)
-    return _problem(tree, least=0 if is_deep else sys.maxsize) or error
+    problem = None
+    with explaining(error):
+        problem = _problem(tree, least=0 if is_deep else sys.maxsize)
+    return problem or error
 
 
 def depth_error(depth: int, names: Sequence[str | None]) -> TreeDepthError:

@@ -72,8 +72,14 @@ class Searcher:
 
     def _inside(self, node: Any) -> Iterator[Any]:
         kind = self._registry.find(node)
-        if kind.adapter is not None:
-            flat = kind.adapter.open(node)
+        if kind.is_mapping and isinstance(node, dict):
+            yield from _held(node)  # JAX would sort the keys, and may be unable to
+        elif kind.adapter is not None:
+            try:
+                flat = kind.adapter.open(node)
+            except (TypeError, ValueError):  # as a ``FrozenDict`` with such keys
+                yield from fields.attributes(node).values()
+                return
             yield from flat.children
             yield from passed_over(flat).values()
         elif not (kind.sealed or is_plain(type(node)) or isinstance(node, type)):

@@ -154,4 +154,7 @@ def _is_row(items: Any) -> bool:
 
 def jax_knows(node: Any) -> bool:
     """Return whether JAX flattens objects of the type of ``node`` (None included)."""
-    return _jax.one_level(node) is not None
+    try:
+        return _jax.one_level(node) is not None
+    except (TypeError, ValueError):  # it has a way, which fails, as for odd keys
+        return True

@@ -106,12 +106,23 @@ def dataclass_fields(node: Any) -> Flat:
     rest = tuple(
         (name, value)
         for name, value in bare.aux.rest
-        if name in init_names or not any(map(is_array, jax.tree.leaves(value)))
+        if name in init_names or not _has_array(value)
     )
     if len(rest) == len(bare.aux.rest):
         return bare
     shell = bare.aux._replace(rest=rest)
     return bare._replace(aux=_Derived(shell, treedef_of_node(node)))
+
+
+def _has_array(value: Any) -> bool:
+    """Return whether an array is in a tree, whose dicts may have any keys."""
+    leaves = jax.tree.leaves(value, is_leaf=lambda node: isinstance(node, dict))
+    return any(
+        any(map(_has_array, leaf.values()))
+        if isinstance(leaf, dict)
+        else is_array(leaf)
+        for leaf in leaves
+    )
 
 
 def take_registered_apart(node: Any) -> Flat:
