@@ -339,7 +339,10 @@ SPEC = jax.sharding.PartitionSpec()
             lambda: ta.param_labels(LARGE, {"**": {"net": LARGE}}),
             "A dict is not a label",
         ),
-        (lambda: ta.split("layer_1", LARGE), "got a dict"),
+        (
+            lambda: ta.split("layer_1", LARGE),
+            "The tree comes first, split(tree, where)",
+        ),
         (lambda: ta.param_labels("x.safetensors", RULES), "treeadapt.load(path)"),
         (lambda: ta.summarize("agent.safetensors"), "treeadapt.load(path)"),
         (lambda: ta.summarize(Path("agent.safetensors")), "treeadapt.load(path)"),

@@ -422,6 +422,8 @@ def compare_checkpoint(
         1 number changed:
           'step': 700, the target has 0
     """
+    if isinstance(target, str | os.PathLike):
+        named_path(path)
     wanted = Wanted(allowing(where, unused), target_view(target), cast=cast)
     with opened(path, decode=decode, likes=wanted.likes) as stored:
         source, place = _source(path, stored, migration, wanted)

@@ -34,8 +34,8 @@ from treeadapt.reports.text import lines, markdown, plain
 from treeadapt.reports.words import fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.repairs import Names, advice_lines, entry_text
-from treeadapt.selection.rules import RulesLike, as_rules, require_order
-from treeadapt.selection.selectors import Unused, Where, select
+from treeadapt.selection.rules import RulesLike, as_rules
+from treeadapt.selection.selectors import Unused, Where, select, view_first
 from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.text.names import (
     counts_text,
@@ -427,7 +427,7 @@ def summarize(
         )
     if rules is not None:
         require_no_optimizer(tree, "summarize")
-    view = require_order(tree, rules)
+    view = view_first(tree, rules, "summarize(tree, rules)")
     decision = as_rules(() if rules is None else rules).match(view)
     paths = decision.paths
     chosen = [True] * len(paths)

@@ -14,9 +14,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jax.tree_util as jtu
-from jax.sharding import PartitionSpec
-
 from treeadapt.errors import (
     RulesError,
     RulesFileError,
@@ -46,12 +43,12 @@ from treeadapt.selection.selectors import (
     as_selector,
     check_choice,
     select,
-    view_whole,
+    view_first,
 )
 from treeadapt.selection.whole_tree import BoundQuestion, Question
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import plural, shorten
-from treeadapt.trees.arrays import Tree, is_array, same_value
+from treeadapt.trees.arrays import Tree, same_value
 from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -495,27 +492,6 @@ def allowing(where: Where, unused: Unused) -> Where:
     return Rules([(where, True)], unused=unused).where(True)
 
 
-def require_order(tree: Tree, rules: RulesLike | None) -> TreeView:
-    """Return the view of a tree that rules are for.
-
-    Raises:
-        RulesError: the rules seem to be the tree, and the other way round.
-        SelectorError: the tree is a text.
-    """
-    view = view_whole(tree)
-    if not view.leaves or isinstance(rules, Question | list | tuple):
-        return view
-    if not all(isinstance(leaf, str | PartitionSpec) for leaf in view.leaves):
-        return view
-    values = rules.values() if isinstance(rules, Mapping) else [rules]
-    if all(map(is_array, jtu.tree_leaves([*values]) or [None])):
-        raise RulesError(
-            f"The tree comes first, and then the rules; got {describe_argument(tree)} "
-            f"of labels, and {describe_argument(rules)} of arrays for rules."
-        )
-    return view
-
-
 def param_labels(tree: Tree, rules: RulesLike, *, default: Any = MISSING) -> Any:
     """Label every leaf of a tree with the value of the first rule that matches.
 
@@ -543,7 +519,7 @@ def param_labels(tree: Tree, rules: RulesLike, *, default: Any = MISSING) -> Any
         >>> param_labels(params, {"encoder": "frozen", "**": "train"})
         {'encoder': {'kernel': 'frozen'}, 'head': 'train'}
     """
-    view = require_order(tree, rules)
+    view = view_first(tree, rules, "param_labels(tree, rules)")
     if isinstance(rules, BoundRules) and default is MISSING:
         rules.rules.require_labels()
         labels = rules.of_view(view)
@@ -574,7 +550,8 @@ def param_mask(tree: Tree, where: Where, *, unused: Unused = "error") -> Any:
         >>> param_mask(params, ["**", "!**/bias"])
         {'bias': False, 'kernel': True}
     """
-    view = tree if isinstance(tree, TreeView) else view_whole(tree)
+    call = "param_mask(tree, where)"
+    view = tree if isinstance(tree, TreeView) else view_first(tree, where, call)
     return view.rebuild(select(view, where, unused=unused, cure=IN_AN_OPTIMIZER))
 
 

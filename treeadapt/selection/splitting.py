@@ -30,13 +30,14 @@ from treeadapt.errors import (
     TreeAdaptError,
 )
 from treeadapt.selection.rules import allowing
-from treeadapt.selection.selectors import Unused, Where, as_selector, select, view_whole
+from treeadapt.selection.selectors import Unused, Where, as_selector, select, view_first
+from treeadapt.selection.whole_tree import Question
 from treeadapt.text.names import Mismatch, listing, plural, shorten
 from treeadapt.trees.arrays import Params, are_arrays, are_inexact, is_array
 from treeadapt.trees.describing import describe
 from treeadapt.trees.metadata import Snapshot, node_data
 from treeadapt.trees.state_dict import containers, differs
-from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
+from treeadapt.trees.views import Plan, TreeView, same_structure
 
 T = TypeVar("T")
 Ties = Mapping[str, str]
@@ -170,7 +171,7 @@ def split(
         >>> merge({"w": params["w"] * 2}, rest)["w"]
         Array([2., 2.], dtype=float32)
     """
-    view = view_tree(tree)
+    view = view_first(tree, where, "split(tree, where)")
     tied = _ties(view, {} if tie is None else tie)
     array_column = are_arrays(view.leaves)
     where = allowing(where, unused)
@@ -212,7 +213,7 @@ def merge(params: Mapping[str, Any], rest: Rest[T]) -> T:
     """
     if not isinstance(rest, Rest):
         raise StructureMismatchError(
-            f"merge expects params and the rest that split returned, got a "
+            "merge takes (params, rest), both as split returned them; got a "
             f"{type(rest).__name__} as the rest."
         )
     form = rest._form
@@ -268,12 +269,12 @@ def map_where(
         >>> map_where(lambda x: x * 2, {"a": jnp.ones(1), "b": jnp.ones(1)}, "a")
         {'a': Array([2.], dtype=float32), 'b': Array([1.], dtype=float32)}
     """
-    if not callable(fn) or isinstance(fn, Mapping | list | tuple):
+    if not callable(fn) or isinstance(fn, Mapping | list | tuple | Question):
         raise TreeAdaptError(
             "map_where takes the function first, map_where(fn, tree, where); got "
             f"{describe(fn)} for it."
         )
-    view = view_whole(tree)
+    view = view_first(tree, where, "map_where(fn, tree, where)")
     chosen = select(view, where, unused=unused)
     leaves = [
         fn(leaf) if yes and is_array(leaf) else leaf

@@ -19,7 +19,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from treeadapt.errors import ReplicatedWarning, ShardingError, StackError
 from treeadapt.layers.region import read_key
 from treeadapt.selection.decision import MISSING
-from treeadapt.selection.rules import BoundRules, Rules, RulesLike, require_order
+from treeadapt.selection.rules import BoundRules, Rules, RulesLike
+from treeadapt.selection.selectors import view_first
 from treeadapt.sharding.params import BY_PARAMS, decide_specs
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.sharding.state import PlacedParam, place_slot
@@ -27,6 +28,7 @@ from treeadapt.text.names import listing
 from treeadapt.transforms.optax_fields import is_state_class
 from treeadapt.transforms.state_map import above, copied_tails, homes_in, map_classes
 from treeadapt.trees.arrays import Tree, is_array
+from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.exact import node_at
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -96,7 +98,7 @@ def partition_specs(
         >>> partition_specs(params, {"**/kernel": P("data", "model"), "**": P()})
         {'up': {'bias': P(), 'kernel': P('data', 'model')}}
     """
-    view = require_order(tree, rules)
+    view = view_first(tree, rules, "partition_specs(tree, rules)")
     return view.rebuild(_decided(view, rules, specs, default, logical_axes, None))
 
 
@@ -150,7 +152,11 @@ def named_shardings(
         >>> shardings["opt"][0].mu["kernel"].spec, shardings["opt"][0].count.spec
         (P('data', None), P())
     """
-    view = require_order(tree, rules)
+    call = "named_shardings(tree, rules, mesh)"
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        got = describe_argument(mesh)
+        raise ShardingError(f"Expected a mesh, {call}; got {got} in its place.")
+    view = view_first(tree, rules, call)
     leaf_specs = _decided(view, rules, specs, default, logical_axes, mesh)
     return view.rebuild([NamedSharding(mesh, spec) for spec in leaf_specs])
 

@@ -163,7 +163,8 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
     if not states:
         raise TransformError(
             "The state holds no ScheduleFreeState: it is not that of a transformation "
-            "made by optax.contrib.schedule_free."
+            "made by optax.contrib.schedule_free. schedule_free_eval_params takes "
+            "(state, params)."
         )
     view = view_tree(params)
     flat = view.flat()
@@ -228,7 +229,7 @@ def _search(
     if not (is_searched or is_array(state) or state is None):
         raise TransformError(
             f"Expected the state of an optimizer; got {describe_argument(state)}. Pass "
-            "the field that holds one."
+            "the field that holds one: tree_get(state, key), tree_set(state, key=...)."
         )
     names = list(names)
     classes = frozenset(str(name).partition(".")[0] for name in names)

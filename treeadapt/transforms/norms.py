@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from treeadapt.errors import RulesError, SelectorError
 from treeadapt.selection.answers import Split
-from treeadapt.selection.rules import BoundRules, RulesLike, as_rules, require_order
+from treeadapt.selection.rules import BoundRules, RulesLike, as_rules
+from treeadapt.selection.selectors import view_first
 from treeadapt.text.names import shorten
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import require_no_optimizer
@@ -67,7 +68,7 @@ def tree_norms(
         raise SelectorError(f"ord is {ord!r}; it is 1, 2 or float('inf').")
     if rules is not None:
         require_no_optimizer(tree, "tree_norms")
-    view = require_order(tree, rules)
+    view = view_first(tree, rules, "tree_norms(tree, rules)")
     require_no_refs(view)
     names: Sequence[Any] = view.plan.paths
     values: list[Any] = [*names]

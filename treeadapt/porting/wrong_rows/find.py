@@ -175,9 +175,10 @@ def find_wrong_rows(
         'w : o i': 'kernel : i o'
     """
     if not isinstance(migration, Migration) or not callable(model):
-        seen = f"{describe(migration)} and {describe(model)}"
         raise MigrationError(
-            f"find_wrong_rows expects a Migration and a function of params, got {seen}."
+            "find_wrong_rows takes (migration, source, target, model, reference); got "
+            f"{describe(migration)} for the migration and {describe(model)} for the "
+            "model, which is a function of params."
         )
     flat = to_flat_dict(source)
     require_dtypes(flat)
