@@ -744,3 +744,12 @@ def test_processes_that_cannot_talk_do_not_wait_for_each_other(tmp_path, monkeyp
     with pytest.raises(ta.CheckpointError, match=r"Call jax\.distributed\.initialize"):
         ta.save(tmp_path / "checkpoint", {"w": jnp.ones(2)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numpy_scalars_that_are_one_object_are_not_tied(tmp_path):
+    """NumPy has one ``True_``, so that a tie would depend on values."""
+    trees = [{"a": np.True_, "b": value} for value in (np.True_, np.False_)]
+    for number, tree in enumerate(trees):
+        ta.save(tmp_path / f"{number}.schema.toml", tree)
+    one, two = ((tmp_path / f"{n}.schema.toml").read_text() for n in (0, 1))
+    assert one == two

@@ -350,3 +350,23 @@ def test_no_mistake_is_silent_and_none_a_bare_exception(part, tmp_path):
         if bare or not is_seen:
             silent.append((config.name, kind, result.output, document))
     assert silent == []
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("root", ["a", "b", "mu", "z"])
+def test_state_belongs_to_layers_whatever_nodes_are_called(tmp_path, root, around):
+    """Both labels have two of four layers; a trace around all holds arrays whole."""
+    model, rules = tmp_path / "m.schema.toml", tmp_path / "r.toml"
+    ta.save(model, {root: {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}})
+    adam = 'type = "adam"\nlearning_rate = 1e-3\n'
+    chain = '[[optimizer]]\ntype = "trace"\ndecay = 0.9\n'
+    chain += '[[optimizer]]\ntype = "partition"\n'
+    rules.write_text(
+        f'version = 1\n[rules]\n"{root}/w/{{0..1}}" = "a"\n"**" = "b"\n'
+        f'[stacks]\n"{root}/w" = 0\n[optimizers.a]\n{adam}[optimizers.b]\n{adam}'
+        f"{chain if around else ''}"
+    )
+    out = run("show", model, "--rules", rules, "--format", "json")
+    sizes = {row["label"]: row["state_bytes"] for row in json.loads(out)["optimizers"]}
+    copies = 3 if around else 2
+    assert sizes["a"] == sizes["b"] == copies * 4 * 2 * 8

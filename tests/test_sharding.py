@@ -688,6 +688,11 @@ def test_an_axis_that_nothing_decides_names_the_path():
     params = params_on(mesh_of())
     table = {"**/kernel": P("data", P.UNCONSTRAINED), "**": P()}
     assert P.UNCONSTRAINED in partition_specs(params, table)["up"]["kernel"]
+    default = P(P.UNCONSTRAINED, P.UNCONSTRAINED)  # no copy: the compiler decides
+    assert (
+        P.UNCONSTRAINED
+        in partition_specs({"w": params["up"]["kernel"]}, {}, default=default)["w"]
+    )
     message = r"'up/kernel'.*no mesh axis is Auto"
     for mesh in (mesh_of("Explicit"), mesh_of("Explicit").abstract_mesh):
         with pytest.raises(ta.ShardingError, match=message):

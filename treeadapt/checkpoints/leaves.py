@@ -41,6 +41,15 @@ def stored_form(leaf: Any) -> Leaf | None:
     return None
 
 
+def may_be_tied(leaf: Any) -> bool:
+    """Return whether the same object at two paths is one array, which both share.
+
+    Abstract leaves have no numbers. NumPy's scalars do not change, and ``np.True_`` is
+    one object wherever it is.
+    """
+    return is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct | np.generic)
+
+
 def to_array(name: str, leaf: Any) -> Any:
     """Return the array to write: of NumPy or JAX, with a dtype that files know.
 

@@ -36,6 +36,7 @@ from treeadapt.checkpoints.errors import named_path, reported
 from treeadapt.checkpoints.leaves import (
     boxes_to_read,
     is_long,
+    may_be_tied,
     placed,
     restored,
     restored_form,
@@ -143,10 +144,8 @@ def save(
             lost.append(name)
             continue
         table[name] = form
-        # Abstract leaves that are one object are not one array.
-        is_value = is_array(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
         # The path of a leaf that is the whole tree, or has an empty key, marks no tie.
-        if is_value and name and first.setdefault(id(leaf), name) != name:
+        if may_be_tied(leaf) and name and first.setdefault(id(leaf), name) != name:
             table[name] = dataclasses.replace(form, owner=first[id(leaf)])
         else:
             leaves[name] = leaf

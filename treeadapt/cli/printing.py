@@ -142,6 +142,8 @@ def print_summary(
             print_lines("\n".join(["", *optimizer_lines(summary.optimizers)]))
         if summary.memory is not None:
             click.echo(f"\n{summary.memory}")
+        if summary.notes:  # whatever the depth, what is wrong is said
+            print_lines("\n".join(["", *map(printable, summary.notes)]))
 
 
 def _print_tree(summary: Summary, depth: int | None) -> None:

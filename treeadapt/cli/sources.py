@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh
 
 from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.errors import reported
-from treeadapt.checkpoints.leaves import restored_form, stored_form
+from treeadapt.checkpoints.leaves import may_be_tied, restored_form, stored_form
 from treeadapt.checkpoints.record import NUMBER, Stored
 from treeadapt.checkpoints.remote import is_url, shown
 from treeadapt.checkpoints.schema_file import ENDING
@@ -333,7 +333,7 @@ def _traced(text: str) -> AbstractTree:
         ties: dict[str, str] = {}
         leaves: list[Any] = []
         for path, leaf in view.items():
-            if is_array(leaf) and first.setdefault(id(leaf), path) != path:
+            if may_be_tied(leaf) and first.setdefault(id(leaf), path) != path:
                 ties[path] = first[id(leaf)]
             if is_array(leaf):
                 leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

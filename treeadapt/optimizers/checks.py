@@ -6,7 +6,7 @@ state belong to each label. Reads shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -43,16 +43,25 @@ def tree_findings(file: OptimizerFile, tree: Any) -> Iterator[str]:
 
 def labels_by_array(rules: Rules | None, tree: Any) -> dict[str, set[Any]]:
     """Return the labels of each array that trains, several where layers differ."""
+    every = _layers_by_array(rules, tree).items()
+    return {path: {label for label, _ in parts.values()} for path, parts in every}
+
+
+def _layers_by_array(
+    rules: Rules | None, tree: Any
+) -> dict[str, dict[str, tuple[Any, int]]]:
+    """Return, for each array that trains, its layers: key, label and how many."""
     view = view_tree(tree)
     if rules is None:
-        return {p: {""} for p, leaf in view.items() if is_array(leaf)}
+        return {p: {p: ("", 1)} for p, leaf in view.items() if is_array(leaf)}
     decision = rules.match(view)
-    labels: dict[str, set[Any]] = {}
+    layers_of: dict[str, dict[str, tuple[Any, int]]] = {}
     for layers in decision.divided():
-        label = decision.values[layers.rows[0]]
+        label, region = decision.values[layers.rows[0]], layers.region
         if decision.is_array[layers.rows[0]] and label != FROZEN:
-            labels.setdefault(layers.region.path, set()).add(label)
-    return labels
+            part = {region.key: (label, len(layers.rows))}
+            layers_of.setdefault(region.path, {}).update(part)
+    return layers_of
 
 
 def _unreached(
@@ -118,15 +127,28 @@ def state_bytes(file: OptimizerFile, tree: Any) -> dict[Any, int]:
         file: what the file says; its optimizer is complete.
         tree: abstract, or concrete; no value is read.
     """
-    labels = labels_by_array(file.rules, tree)
+    layers_of = _layers_by_array(file.rules, tree)
     state = view_init(file.tx, tree)
     sizes: dict[Any, int] = {}
     slots = map_state(file.tx, state, tree).slots
     for slot, leaf in zip(slots, state.leaves, strict=True):
-        every = labels.get(slot.region.path, set()) if slot.region else set()
-        if len(every) > 1:  # layers of one array, each in a state by its label
-            every = {x for x in every if f"/{x}/" in f"/{slot.name}/"} or every
-        label = min(every, key=str, default="")
         size = leaf.size * leaf.dtype.itemsize
-        sizes[label] = sizes.get(label, 0) + size
+        parts = layers_of.get(slot.region.path, {}) if slot.region else {}
+        if slot.region and slot.region.key in parts:
+            parts = {slot.region.key: parts[slot.region.key]}
+        for label, share in _shares(size, parts.values()):
+            sizes[label] = sizes.get(label, 0) + share
     return sizes
+
+
+def _shares(size: int, parts: Collection[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+    """Yield each label with its share of some bytes, in proportion to its layers.
+
+    A state around all labels holds an array whole, with the layers of several.
+    """
+    total, end = sum(num_layers for _, num_layers in parts), 0
+    for label, num_layers in parts:
+        start, end = end, end + num_layers
+        yield label, size * end // total - size * start // total
+    if not parts:
+        yield "", size

@@ -27,6 +27,7 @@ from treeadapt.sharding.specs import (
     AxisRules,
     as_spec,
     box_specs,
+    is_open,
     is_replicated,
     same_spec,
     spec_of_rank,
@@ -99,7 +100,7 @@ def decide_specs(
             spec = rule.spec(layer, _mesh_sizes(rule, who, source, mesh))
             if is_replicated(spec) and rule.shards(layer):
                 undivided[path] = leaf
-        elif source is _DEFAULT and is_replicated(spec):
+        elif source is _DEFAULT and is_replicated(spec) and not is_open(spec):
             silent[path] = leaf
         target = leaf if source == _BOX else layer
         complaint = spec_problem(spec, target.shape, mesh)

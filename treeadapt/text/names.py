@@ -279,9 +279,11 @@ def size_text(size_bytes: int) -> str:
     Example:
         >>> size_text(48), size_text(123_456), size_text(54_000_000_000)
         ('48 B', '121 KiB', '50.3 GiB')
+        >>> size_text(2**20 - 1)
+        '1.0 MiB'
     """
     size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
+    while round(size) >= 1024 and len(units) > 1:  # as it is written
         size, units = size / 1024, units[1:]
     digits = 0 if units[0] == "B" or size >= 100 else 1
     return f"{size:.{digits}f} {units[0]}"
