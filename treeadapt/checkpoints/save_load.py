@@ -60,7 +60,7 @@ from treeadapt.migrations.moved_array import read_boxes
 from treeadapt.selection.rules import allowing
 from treeadapt.selection.selectors import Unused, Where
 from treeadapt.text.names import listing, natural, plural
-from treeadapt.trees.arrays import Tree, is_array
+from treeadapt.trees.arrays import Tree
 from treeadapt.trees.metadata import holds_nothing
 from treeadapt.trees.paths import nested
 from treeadapt.trees.views import TreeView, view_tree
