@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 
@@ -753,3 +754,26 @@ def test_numpy_scalars_that_are_one_object_are_not_tied(tmp_path):
         ta.save(tmp_path / f"{number}.schema.toml", tree)
     one, two = ((tmp_path / f"{n}.schema.toml").read_text() for n in (0, 1))
     assert one == two
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "folder"])
+@pytest.mark.parametrize("dtype", ["uint2", "uint4", "float8_e4m3"])
+def test_what_no_format_writes_is_saved_as_the_error_says(tmp_path, dtype, name):
+    array = jnp.arange(4).astype(dtype)
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.save(tmp_path / name, {"w": array})
+    (wider,) = re.findall(r'astype\("(.*?)"\)', str(caught.value))
+    assert "cast=True" in str(caught.value)
+    ta.save(tmp_path / name, {"w": array.astype(wider)})
+    loaded = ta.load(tmp_path / name, {"w": array}, cast=True)["w"]
+    assert loaded.dtype == dtype
+    assert np.asarray(loaded).tolist() == np.asarray(array).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int2", "int4", "float8_e3m4", "float4_e2m1fn"])
+def test_what_safetensors_lacks_is_written_by_orbax(tmp_path, dtype):
+    array = jnp.zeros(4, dtype)
+    with pytest.raises(ta.CheckpointError, match="Save as an Orbax folder"):
+        ta.save(tmp_path / "m.safetensors", {"w": array})
+    ta.save(tmp_path / "folder", {"w": array})
+    assert ta.load(tmp_path / "folder")["w"].dtype == dtype

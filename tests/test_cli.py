@@ -1544,3 +1544,21 @@ def test_a_name_twice_in_a_file_is_shown(npz, tmp_path):
     twice = written(tmp_path, '"policy" = "a"\n"policy" = "b"\n')
     told = run("show", npz, "--rules", twice, code=2)
     assert "(at line 4, " in told
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 20])
+def test_convert_like_a_published_folder_writes_its_form(tmp_path, shard_bytes):
+    """No tool that reads config.json reads an Orbax checkpoint next to it."""
+    weights = {f"model.layers.{n}.w": np.ones((2, 2), "float32") for n in range(3)}
+    like, out = tmp_path / "published", tmp_path / "out"
+    ta.save(like, weights, max_shard_bytes=shard_bytes)
+    (like / "config.json").write_text('{"model_type": "llama"}')
+    ta.save(tmp_path / "mine.safetensors", weights)
+    run("convert", tmp_path / "mine.safetensors", out, "--like", like)
+    assert sorted(x.name for x in out.iterdir()) == sorted(
+        x.name for x in like.iterdir()
+    )
+    assert not ta.tree_diff(ta.load(out), weights, values=True)
+    ta.save(tmp_path / "run", weights)  # without published weights: an Orbax folder
+    run("convert", out, tmp_path / "again", "--like", tmp_path / "run")
+    assert (tmp_path / "again" / "_METADATA").is_file()

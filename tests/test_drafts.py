@@ -1420,3 +1420,12 @@ def test_two_million_leaves_are_refused(monkeypatch):
     leaves = abstract({f"w{n}": np.zeros(3) for n in range(3)})
     with pytest.raises(ta.MigrationError, match="2 leaves at most"):
         ta.draft_migration(leaves, leaves)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3)])
+def test_an_array_without_numbers_may_be_left_over(shape):
+    kernel = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    old = {"w": kernel, "e": np.zeros(shape, "float32")}
+    new = {"k": kernel.T, "z": np.ones(7, "float32")}
+    for source, target in ((old, new), (new, old)):
+        assert ta.draft_migration(source, target).migration

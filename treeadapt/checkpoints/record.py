@@ -43,8 +43,26 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {dtype.name: dtype for dtype in map(np.dtype, _KNOWN)}
 )
 
+#: Dtypes that no format here is written with, and what holds their numbers exactly.
+#: Orbax 0.11 stores arrays by TensorStore's zarr3 driver, which lacks these.
+NOT_WRITTEN = {"uint2": "uint8", "uint4": "uint8", "float8_e4m3": "float16"}
+
 #: Formats of what is in memory: a tree of arrays, and one of shapes.
 TREE, SHAPES = "tree", "tree of shapes"
+
+
+def require_written(name: str, dtype: str) -> None:
+    """Raise if no format is written with a dtype.
+
+    Raises:
+        CheckpointError: it is so; the message names a dtype that is.
+    """
+    if wider := NOT_WRITTEN.get(dtype):
+        raise CheckpointError(
+            f"The leaf {listing([name])} is {dtype}, which neither safetensors nor "
+            f'Orbax can write. Save it as {wider}, .astype("{wider}"), and load it '
+            f"into a target of {dtype} with cast=True."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

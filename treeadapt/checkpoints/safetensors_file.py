@@ -30,6 +30,7 @@ from treeadapt.checkpoints.record import (
     Stored,
     abstract,
     marked,
+    require_written,
     sound_marks,
 )
 from treeadapt.checkpoints.remote import AnyPath, read_range
@@ -198,6 +199,7 @@ def _check(arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
             problem = "also on devices of other processes"
         else:
             continue
+        require_written(name, leaf.dtype.name)
         raise CheckpointError(
             f"The leaf {listing([name])} is {problem}. Save as an Orbax folder."
         )

@@ -19,7 +19,7 @@ from treeadapt.checkpoints import orbax_folder, safetensors_file, schema_file
 from treeadapt.checkpoints.errors import named_path, reported
 from treeadapt.checkpoints.locating import FORMATS, checkpoints_in, format_of
 from treeadapt.checkpoints.processes import agreed
-from treeadapt.checkpoints.record import Leaf
+from treeadapt.checkpoints.record import Leaf, require_written
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.errors import CheckpointError
 from treeadapt.text.names import listing
@@ -52,6 +52,8 @@ def write(
     else:
         _require_shards(name, max_shard_bytes)
     if kind == "orbax":
+        for path_of_leaf, leaf in table.items():
+            require_written(path_of_leaf, leaf.array.dtype.name)
         _write_together(name, arrays, table)
         return
     with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:

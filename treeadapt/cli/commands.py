@@ -465,7 +465,8 @@ def convert(
     it is whole. With --migration, leaves get new names and axes; SRC is read one group
     at a time. What is written is in memory until all of it is there, or with
     --max-shard-bytes one shard of it. With --like, the files of FOLDER that are not
-    weights are copied next to what is written, and none there is replaced.
+    weights are copied next to what is written, and none there is replaced; DST without
+    an ending is then a folder of safetensors, unless FOLDER is an Orbax folder.
     """
     if not migrations and (reverse or target is not None):
         raise click.UsageError("--reverse and --target need --migration.")
@@ -477,6 +478,8 @@ def convert(
     _require_order(source, destination, "SRC, then DST")
     _require_new(destination, force=force)
     form = locating.format_of(destination, writing=True)
+    if like is not None and form == "orbax" and max_shard_bytes is None:
+        max_shard_bytes = convert_command.published_shard_bytes(like)
     needs_arrays = form != "schema" or max_shard_bytes is not None
     folder, rest = Path(destination), None
     if like is not None:

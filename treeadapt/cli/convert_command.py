@@ -32,6 +32,7 @@ from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.tables.published import CONFIG
 from treeadapt.text.names import listing, natural, plural
 
+_NO_LIMIT = 2**62
 MAX_COPIED_BYTES = 2**27  # of one file; the vocabularies of tokenizers have 2**25
 # Endings of what holds weights, or the state of an optimizer: also of frameworks whose
 # files are not read here, and of pickles, which may hold anything.
@@ -117,6 +118,35 @@ class OtherFiles:
         note = f"{CONFIG} has no quantization_config there"
         note += f", and its dtype is {dtype}." if dtype else "."
         return dataclasses.replace(self, config=text, notes=[note])
+
+
+def published_shard_bytes(folder: str) -> int | None:
+    """Return how large each file of the weights may be next to a published config.json.
+
+    No tool that reads a config.json reads an Orbax checkpoint next to it.
+
+    Args:
+        folder: of a published model.
+
+    Returns:
+        The size of its largest shard, or no limit if its weights are one file; None if
+        it is not a folder, or one of Orbax.
+    """
+    like = Path(folder)
+    if not like.is_dir() or orbax_folder.others(like) is not None:
+        return None
+    endings = (".safetensors", ".bin")
+    sizes = [_array_bytes(x) for x in like.iterdir() if x.suffix in endings]
+    return max(1, *sizes) if len(sizes) > 1 else _NO_LIMIT
+
+
+def _array_bytes(file: Path) -> int:
+    """Return how large a file is without the header of safetensors."""
+    size = file.stat().st_size
+    if file.suffix != ".safetensors":
+        return size
+    with file.open("rb") as opened:
+        return size - 8 - int.from_bytes(opened.read(8), "little")
 
 
 def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:

@@ -193,7 +193,7 @@ def _of_other_sizes(
     near = [
         (-len(meanings[0][a] & meanings[1][b]), a, b)
         for a, b in itertools.product(range(len(ones)), range(len(twos)))
-        if ones[a].size < twos[b].size
+        if 0 < ones[a].size < twos[b].size
         and not twos[b].size % ones[a].size
         and castable(ones[a].dtype, twos[b].dtype)
     ]
