@@ -201,6 +201,27 @@ def test_a_large_transpose_is_not_in_memory_twice(tmp_path):
     assert peak <= array.nbytes + 2**24 + 2**20
 
 
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_quantised_arrays_of_pytorch_are_decoded(is_turned, tmp_path):
+    codes = RANDOM.normal(size=(256, 128)).astype(ml_dtypes.float8_e4m3fn)
+    scales = RANDOM.random((2, 1)).astype("f4") + 1
+    kind = [b"ctorch\nfloat8_e4m3fn\n"]
+    stored = codes.T.copy() if is_turned else codes
+    strides = (1, 256) if is_turned else (128, 1)
+    tree = {
+        "a.weight": tensor(
+            *("0", "Untyped", codes.size, codes.shape, strides),
+            more=kind,
+            version="_v3",
+        ),
+        "a.weight_scale_inv": tensor("1", "Float", 2, (2, 1)),
+    }
+    file = bin_file(tmp_path, table(tree), {"0": stored, "1": scales})
+    want = codes.astype("f4") * np.repeat(scales, 128, axis=0)
+    same(ta.load(file), {"a.weight": want.astype(ml_dtypes.bfloat16)})
+    assert {*ta.load(file, decode=False)} == {*tree}
+
+
 # Folders
 
 
@@ -569,6 +590,20 @@ def test_the_names_in_the_file_are_read(tmp_path):
     file = run_of(tmp_path, adam([[1, 0]], sizes, param_names=["y", "x"]), sizes)
     state = ta.load_torch_state(file)
     assert {n: leaf[0] for n, leaf in state["exp_avg"].items()} == {"y": 1, "x": 0}
+
+
+def test_moments_that_are_kept_as_codes_come_as_they_are(tmp_path):
+    codes = [b"ctorch\nfloat8_e4m3fn\n"]
+    moments = {
+        "exp_avg": tensor("0", "Untyped", 2, (2,), more=codes, version="_v3"),
+        "exp_avg_scale": tensor("1", "Float", 1, (1,)),
+    }
+    groups = value_of([{"params": [0]}])
+    state = table({"state": table({0: table(moments)}), "param_groups": groups})
+    arrays = {"0": np.ones(2, ml_dtypes.float8_e4m3fn), "1": np.full(1, 3, "f4")}
+    read = ta.load_torch_state(bin_file(tmp_path, state, arrays), names=["a"])
+    assert read.keys() == {"exp_avg", "exp_avg_scale"}
+    assert read["exp_avg"]["a"].dtype == ml_dtypes.float8_e4m3fn
 
 
 def leaf(size, offset=0):

@@ -64,7 +64,7 @@ def load_torch_state(
         Traceback (most recent call last):
         treeadapt.errors.CheckpointError: There is no checkpoint 'no.pt'.
     """
-    with opened(path) as stored:
+    with opened(path, decode=False) as stored:
         file = stored.path
         if stored.format != "torch" or ending_of_shards(file):
             refuse(file, "it is not one file of PyTorch, so it has no torch.optim")
