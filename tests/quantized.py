@@ -157,7 +157,7 @@ def _fp8_blocks(random: Any, scale_dtype: Any, *shape: int, **stated: Any) -> Pu
 
 @form
 def fp8_blocks(random: Any) -> Published:
-    return _fp8_blocks(random, np.float32, 300, 200)
+    return _fp8_blocks(random, np.float32, 301, 200)
 
 
 @form
@@ -172,7 +172,7 @@ def fp8_blocks_without_a_configuration(random: Any) -> Published:
 
 @form
 def fp8_blocks_with_exponents(random: Any) -> Published:
-    w = float8(random, 130, 260)
+    w = float8(random, 256, 384)
     s = random.integers(118, 130, (2, 3), np.uint8)
     meant = np.ldexp(f32(w), in_blocks(s.astype(int), 128, w.shape) - 127)
     return Published(
@@ -184,8 +184,8 @@ def fp8_blocks_with_exponents(random: Any) -> Published:
 
 @form
 def fp8_blocks_of_experts(random: Any) -> Published:
-    w, s = float8(random, 3, 140, 129), scales(random, 3, 2, 2)
-    every = np.stack([in_blocks(each, 128, (140, 129)) for each in s])
+    w, s = float8(random, 3, 256, 128), scales(random, 3, 2, 1)
+    every = np.stack([in_blocks(each, 128, (256, 128)) for each in s])
     return Published(
         {"experts.gate_up_proj": w, "experts.gate_up_proj_scale_inv": s},
         {"experts.gate_up_proj": (f32(w) * every).astype(BF16)},
@@ -494,13 +494,22 @@ NF4 = np.array(
 )
 
 
+FP4_OF_BITSANDBYTES = np.array(
+    [0.0, 0.0052083334885537624, 0.6666666865348816, 1.0]
+    + [0.3333333432674408, 0.5, 0.1666666716337204, 0.25]
+    + [0.0, -0.0052083334885537624, -0.6666666865348816, -1.0]
+    + [-0.3333333432674408, -0.5, -0.1666666716337204, -0.25],
+    np.float32,
+)
+
+
 def _bitsandbytes(
     random: Any, shape: tuple[int, int], kind: str, *, nested: bool = False
 ) -> Published:
     size, block = shape[0] * shape[1], 64
     codes = random.integers(0, 16, size + size % 2, np.uint8)
     words = (codes[0::2] << 4 | codes[1::2]).reshape(-1, 1)
-    table = NF4 if kind == "nf4" else FP4 / 6
+    table = NF4 if kind == "nf4" else FP4_OF_BITSANDBYTES
     state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16"}
     state["shape"] = [*shape]
     at, count = f"a.weight.quant_state.bitsandbytes__{kind}", -(-size // block)
@@ -519,7 +528,8 @@ def _bitsandbytes(
         state |= {"nested_blocksize": inner, "nested_offset": offset}
         state["nested_dtype"] = "float32"
     parts[at] = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    meant = table[codes[:size]] * absmax.repeat(block)[:size]
+    signed = table if kind == "nf4" else np.copysign(table, FP4)  # as its kernels do
+    meant = signed[codes[:size]] * absmax.repeat(block)[:size]
     return Published(
         parts,
         {"a.weight": meant.reshape(shape).astype(BF16)},
@@ -534,7 +544,7 @@ def nf4_of_bitsandbytes(random: Any) -> Published:
 
 @form
 def fp4_of_bitsandbytes(random: Any) -> Published:
-    return _bitsandbytes(random, (24, 40), "fp4")
+    return _bitsandbytes(random, (24, 64), "fp4")
 
 
 @form

@@ -1212,7 +1212,7 @@ def test_bench_prints_a_table(monkeypatch):
 
 
 def test_an_interrupt_has_its_own_exit_code(monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sources, "read_source", interrupt)

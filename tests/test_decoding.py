@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import tomllib
 import tracemalloc
 from pathlib import Path
@@ -23,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 from quantized import (
     BF16,
     FORMS,
+    FP4,
     Published,
     config,
     float8,
@@ -38,6 +40,7 @@ import treeadapt as ta
 from treeadapt.checkpoints import array_boxes, opening
 
 EVERY = sorted(FORMS)
+PUBLISHED = Path(__file__).with_name("published")
 #: Parts without which an array is read all the same: nothing is lost with them.
 SPARE = ("input_scale", "input_global_scale", "weight_format", "g_idx")
 PATIENT = {"cast": True, "strict": False}
@@ -467,6 +470,176 @@ def test_a_plain_checkpoint_asks_for_no_configuration(tmp_path):
     write_safetensors(tmp_path / "m.safetensors", {"w": np.ones((2, 3), np.float32)})
     (tmp_path / "config.json").write_text("{")
     assert {*ta.load(tmp_path)} == {"w"}
+
+
+# --- published tables, and files of PyTorch ---
+
+
+def quantised(weights, names):
+    """Weights as FP8 in blocks of 8, and what these mean; any others as they are."""
+    parts, meant, at = {}, {}, np.random.default_rng(0)
+    for name, weight in weights.items():
+        if not re.search(names, name):
+            parts[name] = meant[name] = weight.astype(BF16)
+            continue
+        w = float8(at, *weight.shape)
+        s = scales(at, *(-(-n // 8) for n in weight.shape))
+        parts |= {name: w, f"{name}_scale_inv": s}
+        meant[name] = (w.astype("f4") * in_blocks(s, 8, w.shape)).astype(BF16)
+    return parts, meant
+
+
+def tiny(model_type):
+    folder = PUBLISHED / model_type / "1"
+    random_bits = np.random.default_rng(0)
+    schema = ta.read_metadata(folder / "model.schema.toml")
+    weights = {
+        name: random_bits.normal(size=leaf.shape).astype(leaf.dtype)
+        for name, leaf in schema.items()
+    }
+    return weights, json.loads((folder / "config.json").read_text())
+
+
+def test_a_table_takes_deepseek_v3_as_it_is_published(tmp_path):
+    weights, stated = tiny("deepseek_v3")
+    number = stated["num_hidden_layers"]
+    more = {  # the layer that predicts one more token, as in the published files
+        name.replace(f"layers.{number - 1}.", f"layers.{number}."): leaf
+        for name, leaf in weights.items()
+        if f"layers.{number - 1}." in name
+    }
+    more[f"model.layers.{number}.eh_proj.weight"] = np.ones((24, 48), np.float32)
+    names = r"(_proj|_proj_with_mqa|q_a_proj|q_b_proj)\.weight$"
+    parts, meant = quantised(weights | more, names)
+    fields = config("fp8", weight_block_size=[8, 8], fmt="e4m3")
+    folder = write(
+        tmp_path / "m", Published(parts, meant, stated | fields | {"dtype": "bfloat16"})
+    )
+    (folder / "config.json").write_text(
+        json.dumps(
+            stated | {**fields, "model_type": "deepseek_v3", "dtype": "bfloat16"}
+        )
+    )
+    table = ta.load_migration("maxtext/deepseek_v3", config=folder)
+    drop = ta.Migration({f"model.layers.{number}.*": None, "{rest:**}": "{rest}"})
+    kept = {name: leaf for name, leaf in meant.items() if name not in more}
+    expected = table(kept)
+    loaded = ta.load(folder, migration=drop.then(table))
+    assert not ta.tree_diff(loaded, expected, values=True)
+    back = table.inverse(loaded)
+    assert not ta.tree_diff(back, kept, values=True)
+
+
+def test_a_table_takes_gpt_oss_as_it_is_published(tmp_path):
+    weights, stated = tiny("gpt_oss")
+    parts, meant, at = {}, {}, np.random.default_rng(0)
+    for name, leaf in weights.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            parts[name] = meant[name] = leaf.astype(BF16)
+            continue
+        experts, rows, columns = leaf.shape
+        rows = -(-rows // 32) * 32  # a block is 32 long
+        codes = at.integers(0, 16, (experts, columns, rows), np.uint8)
+        s = at.integers(115, 125, (experts, columns, rows // 32), np.uint8)
+        array = np.ldexp(FP4[codes], s.repeat(32, -1).astype(int) - 127)
+        parts[f"{name}_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(
+            *s.shape, 16
+        )
+        parts[f"{name}_scales"] = s
+        meant[name] = np.ascontiguousarray(array.swapaxes(1, 2).astype(BF16))
+    folder = write(tmp_path / "m", Published(parts, meant, {}))
+    (folder / "config.json").write_text(
+        json.dumps(
+            stated | {**config("mxfp4"), "model_type": "gpt_oss", "dtype": "bfloat16"}
+        )
+    )
+    table = ta.load_migration("maxtext/gpt_oss", config=folder)
+    loaded = ta.load(folder, migration="maxtext")
+    assert not ta.tree_diff(loaded, table(meant), values=True)
+    assert not ta.tree_diff(table.inverse(loaded), meant, values=True)
+
+
+# --- hostile files ---
+
+
+def mutants(form, at):
+    """Headers and configurations with one thing changed, names and texts included."""
+    while True:
+        parts, stated = dict(form.parts), json.loads(json.dumps(form.config))
+        name = at.choice([*parts])
+        part, kind = parts[name], at.randrange(6)
+        if kind == 0:
+            del parts[name]
+        elif kind == 1:
+            parts[at.choice(ENDINGS)] = parts.pop(name)
+        elif kind == 2:
+            bytes_of = np.frombuffer(part.tobytes(), np.uint8)
+            parts[name] = bytes_of
+            sizes = [np.dtype(d).itemsize for d in ("i1", "i4", "f4", "f2")]
+            dtypes = ["i1", "i4", "f4", "f2"]
+            fits = [
+                d for d, n in zip(dtypes, sizes, strict=True) if part.nbytes % n == 0
+            ]
+            parts[name] = bytes_of.view(at.choice(fits))
+        elif kind == 3:
+            parts[name] = part.reshape(-1) if at.random() < 0.5 else part[None]
+        elif kind == 4:
+            changed = bytearray(part.tobytes())
+            for _ in range(3):
+                if changed:
+                    changed[at.randrange(len(changed))] = at.randrange(256)
+            parts[name] = np.frombuffer(bytes(changed), part.dtype).reshape(part.shape)
+        elif stated:
+            table = stated["quantization_config"]
+            key = at.choice([*table, "weight_block_size", "bits", "config_groups"])
+            table[key] = at.choice(STRANGE)
+        yield form._replace(parts=parts, config=stated)
+
+
+ENDINGS = [
+    *("a.weight_scale", "a.weight_scale_inv", "a.qzeros", "a.weight", "a.weight_shape"),
+    *("a.g_idx", "a_blocks", "a.weight_packed", "a.weight_scale_2", "a.weight.absmax"),
+]
+STRANGE = [
+    None,
+    -1,
+    0,
+    2**63,
+    "x",
+    [],
+    [0],
+    [-1, 1],
+    [2**40, 1],
+    {},
+    {"a": 1},
+    1.5,
+    True,
+]
+
+
+def test_mutants_of_quantised_files_are_read_or_refused(tmp_path):
+    """Nothing but errors of the library, in bounded time; see docs/reliability.md."""
+    at = random.Random(0)
+    outcomes, longest = {"read": 0, "refused": 0}, 0
+    streams = [mutants(published(name), at) for name in EVERY]
+    for number in range(1020):
+        form = next(streams[number % len(streams)])
+        folder = write(tmp_path / "m", form)
+        if form.config is None:
+            (folder / "config.json").unlink(missing_ok=True)
+        try:
+            with np.errstate(all="ignore"):
+                loaded = ta.load(folder)
+            stored = sum(part.nbytes for part in form.parts.values())
+            assert (
+                sum(np.asarray(leaf).nbytes for leaf in loaded.values()) < 65 * stored
+            )
+            outcomes["read"] += 1
+        except ta.TreeAdaptError as error:
+            longest = max(longest, len(str(error)))
+            outcomes["refused"] += 1
+    assert longest <= 4000
+    assert min(outcomes.values()) > 200
 
 
 # --- the command ---

@@ -24,7 +24,9 @@ from test_checkpoints import write
 import treeadapt as ta
 from treeadapt import errors
 from treeadapt.checkpoints import (
+    decoding,
     orbax_folder,
+    quantization_config,
     record,
     safetensors_file,
     schema_file,
@@ -305,6 +307,12 @@ def test_the_policy_states_the_caps_as_they_are():
         ),
         "bytes that they take beyond that": torch_file._MAX_MORE_BYTES,
         "bytes of an Orbax metadata file": orbax_folder._MAX_METADATA_BYTES,
+        "bytes of a `config.json` next to quantised weights": (
+            quantization_config._MAX_BYTES
+        ),
+        "bytes of all shapes, orders and tables that are read of quantised arrays": (
+            decoding.MAX_SMALL_BYTES
+        ),
         "levels of a tree": flatten.MAX_DEPTH,
         "bytes of a message": errors.MAX_MESSAGE_BYTES,
     }

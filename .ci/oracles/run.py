@@ -19,6 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TABLES = REPOSITORY / "treeadapt" / "migrations" / "tables"
+#: Of arrays in codes and scales.
+QUANTIZED = REPOSITORY / "tests" / "quantized.toml"
 ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 
 #: What pip installs without what it depends on, and then with it.
@@ -37,6 +39,14 @@ LIBRARIES = {
             *("pydantic", "packaging", "pathwaysutils", "jinja2", "qwix", "aqtp"),
             *("tokamax", "huggingface_hub", "transformers", "grain", "drjax"),
             *("pillow", "tiktoken", "sentencepiece", "sympy", "psutil"),
+        ],
+    ),
+    # Not the libraries of a table: see ``quantized.py``.
+    "quantized": (
+        [],
+        [
+            *("torch", "transformers==5.24.0", "compressed-tensors==0.20.0"),
+            *("bitsandbytes==0.50.2", "ml_dtypes", "numpy", "accelerate"),
         ],
     ),
     "tunix": (
@@ -103,7 +113,9 @@ def digests(library: str, python: Path) -> dict[str, dict[str, str]]:
         raise RuntimeError(f"{library}.py fails; see above.")
     by_table: dict[str, dict[str, str]] = {}
     for line in done.stdout.splitlines():
-        if match := re.fullmatch(r"([\w-]+)/(\w+) (\S+) ([0-9a-f]{64})", line):
+        if match := re.fullmatch(r"quantized (\w+) ([0-9a-f]{64})", line):
+            by_table.setdefault("quantized", {})[match[1]] = match[2]
+        elif match := re.fullmatch(r"([\w-]+)/(\w+) (\S+) ([0-9a-f]{64})", line):
             name = table_of(match[1], match[2])
             by_table.setdefault(name, {})[match[3]] = match[4]
     return by_table
@@ -123,14 +135,23 @@ def stored(text: str) -> dict[str, str]:
     return dict(re.findall(r'^([\w-]+) = "([0-9a-f]{64})"$', text, re.MULTILINE))
 
 
+_COMMENT = """\
+# What transformers, compressed-tensors and bitsandbytes make of the forms in
+# ``quantized.py``: ``make test-oracles ORACLES=quantized`` asks them again.
+"""
+
+
+def _lines(digests: dict[str, str]) -> str:
+    return "".join(f'{name} = "{code}"\n' for name, code in sorted(digests.items()))
+
+
 def write(file: Path, new: dict[str, str]) -> None:
     """Write digests into a table, above its first row and the comment of that."""
     text = re.sub(r"\n\[digests\]\n([^\n]+\n)+", "", file.read_text("utf-8"))
-    lines = "".join(f'{name} = "{code}"\n' for name, code in sorted(new.items()))
     place = re.search(r"\n(# [^\n]*\n)*\[\[rows\]\]", text)
     assert place is not None
     start = place.start()
-    file.write_text(f"{text[:start]}\n[digests]\n{lines}{text[start:]}", "utf-8")
+    file.write_text(f"{text[:start]}\n[digests]\n{_lines(new)}{text[start:]}", "utf-8")
 
 
 def main(arguments: list[str]) -> int:
@@ -149,7 +170,10 @@ def main(arguments: list[str]) -> int:
             changed += 1
             continue
         for table, new in by_table.items():
-            file = TABLES / f"{table}.toml"
+            file = QUANTIZED if table == "quantized" else TABLES / f"{table}.toml"
+            if "--write" in arguments and table == "quantized":
+                file.write_text(f"{_COMMENT}[digests]\n{_lines(new)}", "utf-8")
+                continue
             if "--write" in arguments:
                 write(file, stored(file.read_text("utf-8")) | new)
                 continue

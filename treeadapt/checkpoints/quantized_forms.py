@@ -417,6 +417,9 @@ def _floats_of_bitsandbytes(parts: Parts) -> tuple[DecodedArray, str]:
     if absmax.array.shape != (num_blocks,):
         parts.contradict(".absmax", f", of blocks of {block}")
     table, scale = _numbers(parts, ".quant_map", 16), absmax.key
+    if ending.endswith("fp4"):
+        # Files of bitsandbytes 0.50.2 have 0.0 for code 8, and its kernels give -0.0.
+        table = np.copysign(table, _FP4)
     if ".nested_absmax" in parts.leaves:
         outer = parts.require_scale(".nested_absmax", "float32")
         inner = state["nested_blocksize"]
