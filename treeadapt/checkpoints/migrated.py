@@ -41,7 +41,7 @@ from treeadapt.migrations.moved_array import (
     moved_arrays,
     pays,
 )
-from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan import MigrationPlan, selected_lines
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
@@ -62,7 +62,7 @@ class Source:
         kept: paths that stay as the target has them.
         problems: what is wrong, but for how it fits the target.
         groups: of a migration, that which makes a leaf, by path; None without one.
-        marks: which rows of it nobody compared; empty if there are none.
+        remarks: what a load warns of: rows that nobody compared, what is left out.
         before: what its groups take, in a chain what an earlier table makes; None for
             what is stored.
     """
@@ -72,7 +72,7 @@ class Source:
     kept: frozenset[str] = frozenset()
     problems: Problems = dataclasses.field(default_factory=Problems)
     groups: Mapping[str, Group] | None = None
-    marks: str = ""
+    remarks: tuple[str, ...] = ()
     before: Source | None = None
 
     @property
@@ -200,7 +200,8 @@ def migrated(
         result = Source(
             moving.stored(), moving.read, moving.kept, problems, groups, before=result
         )
-    return dataclasses.replace(result, marks=unchecked_text(migration.rows))
+    marks = filter(None, [unchecked_text(migration.rows)])
+    return dataclasses.replace(result, remarks=(*marks, *selected_lines(plan)))
 
 
 def asked_for(stored: Stored, migration: Migration) -> Stored:

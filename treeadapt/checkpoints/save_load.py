@@ -305,7 +305,7 @@ def load(
             stored.require_arrays()
         wanted = Wanted(where, view, strict, cast)
         source, _ = _source(path, stored, migration, wanted)
-        for text in filter(None, (source.marks, source.stored.left_out_text)):
+        for text in filter(None, (*source.remarks, source.stored.left_out_text)):
             warnings.warn(text, TreeAdaptWarning, stacklevel=2)
         if view is None:
             return _as_stored(source, where)

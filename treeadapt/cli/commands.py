@@ -40,7 +40,7 @@ from treeadapt.cli.lint import (
 )
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan import MigrationPlan, selected_lines
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.tables.published import published, tables_of
 from treeadapt.optimizers.load import OptimizerFile
@@ -520,8 +520,9 @@ def convert(
             if table.origin:
                 click.echo(printable(f"The rows are {table.origin}."))
             written = plan.result
-            if text := unchecked_text(plan.rows):
-                options.show_warning(text)
+            for text in (unchecked_text(plan.rows), *selected_lines(plan)):
+                if text:
+                    options.show_warning(text)
             if dry_run:
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
         if not dry_run:

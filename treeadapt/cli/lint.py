@@ -13,7 +13,7 @@ from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advi
 from treeadapt.checkpoints.record import Stored
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan, pairs_text
+from treeadapt.migrations.plan import MigrationPlan, noted_lines, pairs_text
 from treeadapt.reports.summary import Finding
 from treeadapt.text.names import fold, listing
 from treeadapt.trees.views import view_tree
@@ -71,10 +71,11 @@ def planned(
         kind, _, row = each[places[0]]
         faults.append(Finding(kind, None, text, numbers.get(id(row))))
     faults += [Finding("unused", None, text) for text in advice if faults]
-    if not faults and plan.one_way:
+    lost = [path for path in plan.one_way if path not in plan.noted]
+    if not faults and lost:
         last = reversed(plan.groups)
-        rows = (g.place + 1 for g in last if plan.one_way[0] in g.filled)
-        text = f"the inverse does not lead back from {listing(fold(plan.one_way))}"
+        rows = (g.place + 1 for g in last if lost[0] in g.filled)
+        text = f"the inverse does not lead back from {listing(fold(lost))}"
         faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
     for number, row in enumerate(plan.rows, 1):
         if row.notes.check:
@@ -104,6 +105,7 @@ def notes(plan: MigrationPlan) -> Iterator[str]:
     for place in plan.idle:
         row = listing([plan.rows[place].text])
         yield f"row {place + 1}, {row}: it drops leaves, and none is here"
+    yield from noted_lines(plan)
     for text in plan.unread:
         yield f"not checked on shapes: {text}"
     if plan.repeatable:

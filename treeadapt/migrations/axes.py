@@ -105,6 +105,22 @@ def names_of(axes: Axes, part: int) -> list[str]:
     return [name for axis in axes for name in axis.product(part)]
 
 
+def renamed(axes: Axes, names: Mapping[str, str]) -> Axes:
+    """Return axes with other names.
+
+    Example:
+        >>> renamed(parse_axes("w : (h d)", 4), {"h": "k"})
+        (Axis(parts=(('k', 'd'),), before=0),)
+    """
+    return tuple(
+        Axis(
+            tuple(tuple(names.get(n, n) for n in part) for part in axis.parts),
+            axis.before,
+        )
+        for axis in axes
+    )
+
+
 def parse_axes(row: str, start: int) -> Axes:
     """Parse the axes of one address.
 

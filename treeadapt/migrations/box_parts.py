@@ -20,7 +20,10 @@ import numpy as np
 from treeadapt.migrations.axes import Axis, Product
 from treeadapt.migrations.rows import Piece
 from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import compose, decompose
+
+_MOST_RUNS = 1_000  # of an axis that are read one by one; else all that is around them
 
 Box: TypeAlias = tuple[slice, ...]
 
@@ -102,7 +105,10 @@ def parts_of_box(
         name: range(number, number + 1)
         for name, number in zip(layout.numbers, numbers, strict=True)
     }
-    for smaller in _divided(move, target, box, max_elements):
+    every = (
+        _divided(move, target, x, max_elements) for x in _by_runs(move, target, box)
+    )
+    for smaller in itertools.chain.from_iterable(every):
         for two in dict.fromkeys(piece.target_part for piece in pieces):
             spans: list[tuple[Product, range]] = []
             place = []
@@ -115,7 +121,29 @@ def parts_of_box(
                 place.append(slice(low - whole_box.start, high - whole_box.start))
             if all(span for _, span in spans):
                 parts = [(s, one) for s, one, _, part in pieces if part == two]
-                yield _part(move, ranges, spans, parts, tuple(place))
+                yield _part(move, target, ranges, spans, parts, tuple(place))
+
+
+def _by_runs(move: Move, target: int, box: Box) -> Iterator[Box]:
+    """Yield smaller boxes of which each takes neighbours of an axis of the sources.
+
+    Args:
+        move: of a group.
+        target: place of the target in the row.
+        box: of an array of it.
+    """
+    boxes = [box]
+    orders = {taken_name(name): order for name, order in move.takes}
+    for place, axis in enumerate(move.targets[target].axes):
+        name, *inner = (len(axis.parts) == 1 and axis.parts[0]) or ("",)
+        if name not in orders or len(orders[name].breaks) > _MOST_RUNS:
+            continue
+        step, each = move.count(inner), box[place]
+        cuts = [n * step for n in orders[name].breaks]
+        ends = [each.start, *(n for n in cuts if each.start < n < each.stop), each.stop]
+        spans = [slice(*pair) for pair in itertools.pairwise(ends)]
+        boxes = [(*x[:place], span, *x[place + 1 :]) for x in boxes for span in spans]
+    yield from boxes
 
 
 def _divided(move: Move, target: int, box: Box, max_elements: float) -> Iterator[Box]:
@@ -178,6 +206,7 @@ def lengths(box: Box) -> tuple[int, ...]:
 
 def _part(
     move: Move,
+    target: int,
     fixed: Ranges,
     spans: Sequence[tuple[Product, range]],
     parts: Sequence[tuple[int, int]],
@@ -187,6 +216,7 @@ def _part(
 
     Args:
         move: of the group.
+        target: place of the target in the row.
         fixed: the numbers of the target's leaf.
         spans: for each axis its names, and what is wanted of them.
         parts: for each source, its place in the row, and which part of it this is;
@@ -203,11 +233,20 @@ def _part(
         first, last = (decompose(product, n, move.size) for n in (span[0], span[-1]))
         ends = {name: range(first[name], last[name] + 1) for name in product}
         ranges |= _joined(product, ends, move.size)
+    takes = []
+    for name, order in move.takes:
+        if taken_name(name) in ranges and name in ranges:
+            ranges[name], _ = order.within(ranges[taken_name(name)])
     before: Ranges = {}
     while before != ranges:  # until all are ranges of the sources' axes
         before = dict(ranges)
         for product in axes:
             ranges |= _joined(product, ranges, move.size)
+
+    for name, order in move.takes:
+        if taken_name(name) in ranges and name in ranges:
+            first, inner = order.within(ranges[taken_name(name)])
+            takes.append((name, inner.after(first.start - ranges[name].start)))
 
     def among(names: Sequence[str], values: Mapping[str, int]) -> int:
         """Return the place that values have among the ranges of their names."""
@@ -229,6 +268,8 @@ def _part(
         move.dtype,
         move.compares,
         tuple((each, len(_span(move, each, ranges))) for each, _ in move.lengths),
+        tuple(takes),
+        (0,) * (target in move.zeros),
     )
     # Within a name with several values all are whole: it is one range there.
     starts = [
@@ -242,8 +283,12 @@ def _part(
     sources = tuple(_source(move, s, one, ranges) for s, one in parts)
     leaf = among((*fixed,), {name: values.start for name, values in fixed.items()})
     read = {*itertools.chain(*numbers, *axes)}
-    is_tight = small.count(name for name in fixed if name in read) == 1 and all(
-        _is_tight(small, *span, read, move.size) for span in spans
+    are_runs = all(small.size[name] == len(order) for name, order in takes)
+    read |= {taken_name(name) for name, _ in takes}
+    is_tight = (
+        are_runs
+        and small.count(name for name in fixed if name in read) == 1
+        and all(_is_tight(small, *span, read, move.size) for span in spans)
     )
     return Part(sources, small, leaf, picks, place, is_tight)
 

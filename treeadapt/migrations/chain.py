@@ -187,6 +187,19 @@ class ChainPlan:
         return tuple(path for path in self.result if path in strays)
 
     @functools.cached_property
+    def noted(self) -> dict[str, str]:
+        """What of ``one_way`` gives the same answers back, and why, by path."""
+        noted: dict[str, str] = {}
+        strays: set[str] = set()
+        for number, plan in enumerate(self.tables):
+            lost = {path for path in plan.one_way if path not in plan.noted}
+            strays = {*lost, *self._across(number, strays, 1)}
+            befores = [(r, [*self._across(number, [p], 1)]) for p, r in noted.items()]
+            noted = {path: reason for reason, paths in befores for path in paths}
+            noted |= plan.noted
+        return {path: reason for path, reason in noted.items() if path not in strays}
+
+    @functools.cached_property
     def repeatable(self) -> bool:
         """Whether the tables would take the result again."""
         specs: Mapping[str, Any] = self.result

@@ -35,6 +35,8 @@ class Group:
             the row has a function.
         target_specs: shape and dtype of each target's leaves; None where a function
             decides.
+        selected: names of which only some numbers are taken, each with how many, and of
+            how many.
     """
 
     row: Row
@@ -43,6 +45,7 @@ class Group:
     targets: tuple[tuple[str, ...], ...]
     move: Move | None
     target_specs: tuple[Any, ...]
+    selected: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def source_paths(self) -> Iterator[str]:

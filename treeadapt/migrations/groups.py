@@ -24,7 +24,8 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.solving import Equation, solve
-from treeadapt.migrations.templates import decompose
+from treeadapt.migrations.take import Order, lengths_after, taken_name
+from treeadapt.migrations.templates import Capture, compose, decompose
 from treeadapt.text.names import listing, natural, plural, size_text
 from treeadapt.trees.arrays import is_array, is_inexact_dtype
 from treeadapt.trees.casting import (
@@ -66,6 +67,10 @@ class GroupMaker:
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         is_partial: whether the result may have more than ``target`` shows.
+        lengths: see ``lengths_after``; None for those of ``source``.
+        left_out: gets the leaves of which the numbers in their paths are not taken.
+        renumbered: gets for each number in a path, after what is before it, that of the
+            result; None where the leaf is left out.
     """
 
     row: Row
@@ -75,18 +80,142 @@ class GroupMaker:
     target: Specs | None
     problems: Problems
     is_partial: bool = False
+    lengths: Mapping[str, int] | None = None
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    renumbered: dict[tuple[str, int], int | None] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.sizes = {**self.sizes, **self.row.sizes}
+        self._takes = dict(self.row.values.take)
+        #: The row, with names of their own for what is taken.
+        self._named = self.row.renamed
+        self._selected: dict[str, tuple[int, int]] = {}
 
     def groups(self, matches: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
         counts = self._counts(matches)
         if counts is None:
             return []
+        try:
+            matches, counts = self._renumbered(matches, counts)
+        except _UnplannedError as error:
+            self.problems.fail(*error.args, self.row, {}, [m.path for m in matches])
+            return []
         groups = [*self._moved(matches, counts)]
         self._check_products(groups)
         return sorted(groups, key=lambda group: natural(group.targets[0][0]))
+
+    def _order(self, name: str, size: int) -> Order:
+        """Return which numbers of a name are taken, of so many."""
+        order = self._takes[name].order_of(size)
+        if len(order) < size:
+            self._selected[name] = len(order), size
+        if not len(order):
+            self._fault(f"take leaves none of the {size:,} numbers of {name}")
+        return order.inverse if self.row.values.undoes else order
+
+    def _renumbered(
+        self, matches: Sequence[Taken], counts: dict[str, int]
+    ) -> tuple[Sequence[Taken], dict[str, int]]:
+        """Return leaves with the places of their numbers among those that are taken.
+
+        Args:
+            matches: all leaves; those that are not taken become ``left_out``.
+            counts: of the numbers in their paths, by name.
+        """
+        captures = (c for each in self.row.sources for c in each.path.captures)
+        if all(self._takes.keys().isdisjoint(each.names) for each in captures):
+            return matches, counts
+        if self.lengths is None:
+            self.lengths = lengths_after(self.source)
+        counts, kept = {**counts}, []
+        lengths = [self._lengths_of(match, counts) for match in matches]
+        for name in dict.fromkeys(name for each in lengths for name in each):
+            counts[name] = max(each[name] for each in lengths if name in each)
+            counts[taken_name(name)] = len(self._order(name, counts[name]))
+        places: dict[tuple[str, int], dict[int, int]] = {}
+        for match, length in zip(matches, lengths, strict=True):
+            for each in length.items():
+                if each not in places:
+                    numbers = self._order(*each).numbers.tolist()
+                    places[each] = {number: n for n, number in enumerate(numbers)}
+            values = {name: places[name, size] for name, size in length.items()}
+            if new := self._taken(match, values, counts):
+                kept.append(new)
+            else:
+                self.left_out.append(match.path)
+        for address in self._named.sources:  # a row may have the first layers only
+            for each in address.path.captures:
+                if len(each.names) == 1 and each.is_number and not each.entries:
+                    found = [int(m.captures.get(each.key, 0)) for m in kept]
+                    counts[each.key] = max(found, default=0) + 1
+        return kept, counts
+
+    def _lengths_of(self, match: Taken, counts: Sizes) -> dict[str, int]:
+        """Return how many numbers there are in the place of those of a leaf, by name.
+
+        Args:
+            match: the leaf.
+            counts: of the numbers of the row.
+        """
+        template, lengths = self.row.sources[match.address].path, {}
+        for capture in template.captures:
+            for name in (name for name in capture.names if name in self._takes):
+                lengths[name] = counts[name]
+                if capture.entries or len(capture.names) > 1:
+                    continue
+                start = self._start(match, capture, counts)
+                most = (self.lengths or {}).get(start, 0) - capture.shift
+                lengths[name] = max(int(match.captures[name]) + 1, most)
+                size = self._takes[name].size
+                if size not in (0, lengths[name]):
+                    text = f"{plural(lengths[name], 'number')} of {name} after"
+                    cure = "the list names each once, or 'of' is next to it"
+                    seen = f"and take has {size:,}: {cure}"
+                    self._fault(f"{text} {listing([start])}, {seen}")
+        return lengths
+
+    def _start(self, match: Taken, capture: Capture, counts: Sizes) -> str:
+        """Return what the path of a leaf has before a capture."""
+        template = self.row.sources[match.address].path
+        values: dict[str, Any] = {}
+        for each in template.captures:
+            values |= decompose(each.names, match.captures[each.key], counts)
+        return template.fill(values, counts, before=capture)
+
+    def _taken(
+        self, match: Taken, places: Mapping[str, Mapping[int, int]], counts: Sizes
+    ) -> Taken | None:
+        """Return a leaf with its new numbers; None if one of them is not taken.
+
+        Args:
+            match: the leaf.
+            places: of the numbers that are taken, by name.
+            counts: of all numbers, and of those that are taken.
+        """
+        captures, is_kept = dict(match.captures), True
+        sides = self.row.sources[match.address], self._named.sources[match.address]
+        for old, new in zip(*(each.path.captures for each in sides), strict=True):
+            if old.key == new.key:
+                continue
+            values = decompose(old.names, captures.pop(old.key), counts)
+            for name, by_number in places.items():
+                if name in values:
+                    values[name] = by_number.get(values[name])
+            is_taken = None not in values.values()
+            number = None
+            if is_taken:
+                sizes = dict(zip(old.names, map(counts.get, new.names), strict=True))
+                number = captures[new.key] = compose(old.names, values, sizes)
+            is_kept &= is_taken
+            if not old.entries:
+                start = self._start(match, old, counts)
+                before = int(match.captures[old.key]) + old.shift
+                after = None if number is None else number + old.shift
+                self.renumbered[start, before] = after
+        return match._replace(captures=captures) if is_kept else None
 
     def _check_products(self, groups: Sequence[Group]) -> None:
         """Note sizes that differ between groups, and that only a product shows.
@@ -131,19 +260,20 @@ class GroupMaker:
         """Plan leaves of which several may be in one group."""
         families: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in matches:
-            template = self.row.sources[address].path
+            template = self._named.sources[address].path
             values: dict[str, Any] = {}
             for each in template.captures:
                 values |= decompose(each.names, captures[each.key], counts)
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
-            if (
-                values.keys() != captures.keys()
-                and template.fill(values, counts) != path
+            if values.keys() != captures.keys() and any(
+                compose(each.names, values, counts) != captures[each.key]
+                for each in template.captures
+                if each.is_number
             ):
                 text = f"{listing([path])}: its numbers contradict each other"
                 self.problems.fail("sizes", text, self.row, values, [path])
                 continue
-            inner = self._inner(self.row.sources[address])
+            inner = self._inner(self._named.sources[address])
             index = tuple(values.pop(name) for name in inner)
             key = tuple(sorted(values.items()))
             _, leaves = families.setdefault(
@@ -201,7 +331,7 @@ class GroupMaker:
             values: text and numbers that the leaves share.
             sizes: what is known of sizes.
         """
-        for address in self.row.targets:
+        for address in self._named.targets:
             firsts = dict.fromkeys(address.numbers, 0)
             inner = dict.fromkeys(self._inner(address), 0)
             every = {**firsts, **values, **inner}
@@ -230,9 +360,9 @@ class GroupMaker:
         """
         group_counts = {
             name: max(index[place] for index in by_index) + 1
-            for address, by_index in zip(self.row.sources, leaves, strict=True)
+            for address, by_index in zip(self._named.sources, leaves, strict=True)
             for place, name in enumerate(self._inner(address))
-            if by_index and name not in self.row.listed
+            if by_index and name not in self._named.listed
         }
         own = {**counts, **group_counts}
         is_whole = own != counts and not self._missing(values, leaves, own)
@@ -254,12 +384,12 @@ class GroupMaker:
 
     def _inner(self, address: Address) -> tuple[str, ...]:
         """Return the numbers in its path that tell leaves of a group apart."""
-        return tuple(name for name in address.numbers if name not in self.row.outer)
+        return tuple(n for n in address.numbers if n not in self._named.outer)
 
     def _missing(self, values: Shared, leaves: Leaves, counts: Sizes) -> list[str]:
         """Return the first paths that a group lacks."""
         missing: list[str] = []
-        for address, by_index in zip(self.row.sources, leaves, strict=True):
+        for address, by_index in zip(self._named.sources, leaves, strict=True):
             names = self._inner(address)
             if not {*names} <= {*counts}:  # no leaf of this source is there at all
                 missing.append(address.path.text)
@@ -268,15 +398,25 @@ class GroupMaker:
                 few = {n: min(counts[n], len(by_index) + _SHOWN) for n in names}
                 lacking = (i for i in indices(names, few) if i not in by_index)
                 for index in itertools.islice(lacking, _SHOWN):
-                    missing.append(self._path(address, values, index, counts))
+                    numbers = [*map(self._number, names, index)]
+                    missing.append(self._path(address, values, numbers, counts))
         return missing
+
+    def _number(self, name: str, place: int) -> int:
+        """Return the number in a path that has a place among those that are taken."""
+        by_taken = {taken_name(each): each for each in self._takes}
+        if name not in by_taken:
+            return place
+        size = self._selected.get(by_taken[name], (0, place + 1))[1]
+        numbers = self._order(by_taken[name], size).numbers
+        return int(numbers[place]) if place < len(numbers) else place
 
     def _whole(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
-        row = self.row
+        row, named = self.row, self._named
         sources = tuple(
             tuple(by_index[index] for index in indices(self._inner(address), counts))
-            for address, by_index in zip(row.sources, leaves, strict=True)
+            for address, by_index in zip(named.sources, leaves, strict=True)
         )
         move: Move | None = None
         sizes = {**counts, **self.sizes}
@@ -287,7 +427,7 @@ class GroupMaker:
         if row.moves:
             sides, sizes = self._solved(values, sources, counts)
         filled = []
-        for address in row.targets:
+        for address in named.targets:
             names = self._inner(address)
             count = math.prod(sizes[name] for name in names) if names else 1
             self.problems.num_made += count
@@ -301,7 +441,8 @@ class GroupMaker:
             move = self._move(sides, sizes, sources, targets[0][0])
             specs = tuple(_made(move, layout) for layout in move.targets)
             self._check_growth(sources, targets, specs)
-        return Group(row, self.place, sources, targets, move, specs)
+        selected = ((name, *counts) for name, counts in self._selected.items())
+        return Group(row, self.place, sources, targets, move, specs, (*selected,))
 
     def _check_growth(
         self,
@@ -340,7 +481,7 @@ class GroupMaker:
         self, values: Shared, sources: Sequence[Sequence[str]], counts: Sizes
     ) -> tuple[tuple[list[Layout], list[Layout]], dict[str, int]]:
         """Return the layouts of both sides, and the sizes of all their names."""
-        row, first = self.row, sources[0][0]
+        row, first = self._named, sources[0][0]
         sizes = {**counts, **self.sizes}
         equations: list[Equation] = []
         layouts: list[Layout] = []
@@ -364,7 +505,7 @@ class GroupMaker:
             if counts.get(name, size) != size
             and not (name in row.outer and counts[name] < size)
         ]
-        faults += solve(equations, sizes)
+        faults += self._solve(equations, sizes)
         self._check_alike(further.values())
         (more,) = further
         wanted = [
@@ -373,8 +514,8 @@ class GroupMaker:
         ]
         if self.target is not None and not faults:
             # What contradicts the target is reported with its whole shape.
-            list(solve([*self._shown(values, sizes), *equations], sizes))
-            faults += solve(equations, sizes)
+            self._solve([*self._shown(values, sizes), *equations], sizes)
+            faults += self._solve(equations, sizes)
         loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
         if loose and not faults:
             faults = [self._open(loose, values, sizes)]
@@ -382,9 +523,22 @@ class GroupMaker:
         repeats = (name for name, _ in row.values.repeat)
         empty = [n for n in (*numbers, *repeats) if sizes.get(n) == 0]
         faults += [f"{name} has size 0, so no leaf holds it" for name in empty]
+        lists = [name for name, take in self._takes.items() if take.size]
+        if faults and lists:
+            text = f"take names all numbers of {listing(lists)}, or has 'of': how many"
+            faults.append(f"{text} there are")
         if faults:
             self._fault(f"{listing([first])}: {'; '.join(faults)}")
         return (layouts, wanted), sizes
+
+    def _solve(self, equations: Sequence[Equation], sizes: dict[str, int]) -> list[str]:
+        """Add what follows to sizes, also of what is taken; return contradictions."""
+        faults = [*solve(equations, sizes)]
+        for name in self._takes:
+            if name in sizes and taken_name(name) not in sizes:
+                sizes[taken_name(name)] = len(self._order(name, sizes[name]))
+                return self._solve(equations, sizes)
+        return faults
 
     def _equations(
         self, axes: Axes, path: str, spec: Any, *, is_target: bool
@@ -465,6 +619,16 @@ class GroupMaker:
         if lacking:
             text = f"{listing([source_path])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
+        takes = [
+            (name, self._order(name, sizes[name]))
+            for name in self._takes
+            if name in _names(sides[0])
+        ]
+        for name, order in takes:
+            if len(order) != sizes[taken_name(name)]:
+                text = f"{plural(len(order), 'number')} of {name} are taken, and there"
+                there = f"are places for {sizes[taken_name(name)]:,}"
+                self._fault(f"{listing([source_path])}: {text} {there}")
         like: Any = (self.target or {}).get(target_path)
         if row.values.fills and is_array(like) and like.dtype != after:
             text = f"{listing([target_path])} would be {after} and is {like.dtype}"
@@ -481,6 +645,8 @@ class GroupMaker:
             dtype=after,
             compares=row.compares,
             lengths=(*self._lengths(sources).items(),) if row.values.multiply else (),
+            takes=tuple(takes),
+            zeros=(*range(1, len(sides[1])),) if values.add and values.undoes else (),
         )
 
     def _dtype_of_product(self, sources: Sequence[Sequence[str]]) -> Any:
@@ -499,7 +665,7 @@ class GroupMaker:
         if not values.computes:
             return
         if not is_inexact_dtype(dtype):
-            text = f"{text} {dtype}, which cannot be scaled or shifted"
+            text = f"{text} {dtype}, which cannot be scaled, shifted or added"
             self._fault(text, "values")
         limits = jnp.finfo(wide_dtype(dtype))
         least, most = float(limits.tiny), float(limits.max)

@@ -361,12 +361,16 @@ class Migration:
         """
         rows = [row for row in self._rows if not row.drops and not leads_back(row)]
         stuck = [row.text for row in rows]
-        products = "; what multiply makes has no way back"
+        causes = {
+            "multiply makes": any(row.values.multiply for row in rows),
+            "take selects": any(row.selects for row in rows),
+        }
+        why = (f"; what {cause} has no way back" for cause in causes if causes[cause])
         if stuck:
             raise MigrationError(
                 f"These rows cannot be read backwards: {listing(stuck)}. Write "
                 "(target, (function, inverse)), and use all captured names in targets"
-                f"{products if any(row.values.multiply for row in rows) else ''}."
+                f"{''.join(why)}."
             )
         dropped = (each.text for r in self._rows if r.drops for each in r.sources)
         inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))

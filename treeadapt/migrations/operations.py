@@ -20,24 +20,68 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.take import Take, parse_take
 from treeadapt.migrations.templates import NO_SIZES
 from treeadapt.text.data_files import MAX_INTEGER
 from treeadapt.text.names import Speller, listing
 
-OPERATIONS = ("repeat", "scale", "offset", "pad", "fill", "cast", "multiply")
+OPERATIONS = (
+    *("take", "repeat", "scale", "offset", "pad", "fill", "cast"),
+    *("multiply", "add"),
+)
 NOTES = ("sizes", "checked", "optional", "check")
 
+#: Next to a list of ``take``: of how many numbers it selects some.
+OF = "of"
 _LONGEST_CHECK = 200
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z][A-Za-z0-9_]{0,30}")
 
-_POWER = re.compile(r"([A-Za-z_]\w*)(?:\*\*(-?[0-9]{1,3}(?:\.[0-9]{1,3})?))?")
-
-#: A name of a size, and the exponent of its power.
-Power: TypeAlias = tuple[str, float]
+_NAME = r"[A-Za-z_]\w*"
+_POWER = re.compile(
+    rf"(?P<name>{_NAME}|\({_NAME}(?: +{_NAME})+\))"
+    r"(?:\*\*(?P<exponent>-?[0-9]{1,3}(?:\.[0-9]{1,3})?))?"
+)
+_ROUNDED = re.compile(r"(?P<dtype>float32|float16|bfloat16)\((?P<power>.+)\)")
+_SIZE_NAME = re.compile(_NAME)
 
 #: How many zeros are before and after the rest of an axis, by its name.
 Pads: TypeAlias = Mapping[str | None, tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Power:
+    """A power of sizes, in the place of a number.
+
+    Attributes:
+        names: of the sizes, which are multiplied.
+        exponent: of their product.
+        dtype: in which the power is rounded; empty for none.
+        degree: exponent of what all this is, as of the scale of a second moment.
+    """
+
+    names: tuple[str, ...]
+    exponent: float = 1.0
+    dtype: str = ""
+    degree: float = 1.0
+
+    def number(self, sizes: Mapping[str, int]) -> float:
+        """Return the number; infinite if it is none."""
+        product = math.prod(sizes[name] for name in self.names)
+        with contextlib.suppress(OverflowError, ZeroDivisionError):
+            power = float(product**self.exponent)
+            if self.dtype:
+                with np.errstate(over="ignore"):
+                    power = float(np.float32(power).astype(jnp.dtype(self.dtype)))
+            return power**self.degree
+        return math.inf
+
+    def __str__(self) -> str:
+        name = " ".join(self.names)
+        name = f"({name})" if len(self.names) > 1 else name
+        exponent = f"**{self.exponent:.10g}" if self.exponent != 1 else ""
+        text = f"{name}{exponent}"
+        return f"{self.dtype}({text})" if self.dtype else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +89,8 @@ class Values:
     """What is done to the values of a row's targets, in this order, or undone.
 
     Attributes:
+        take: names of which numbers are taken in another order, or only some, each with
+            what is taken; before all else.
         repeat: names of axes along which numbers are repeated, each with its size, or
             None where that is known otherwise.
         scale: factor.
@@ -54,8 +100,9 @@ class Values:
         cast: dtypes by name: the new one, or the old one and the new one.
         multiply: whether the sources are factors of the target, before all this.
         undoes: whether all this was done to the sources, and is undone.
-        scale_of: a name of which a power is a factor, too, and the exponent.
+        scale_of: a power of sizes that is a factor, too.
         offset_of: the same of what is added.
+        add: whether the sources are summands of the target, before all this.
         pad_of: what is in the place of widths, as ``(axis, place, name)``.
     """
 
@@ -67,6 +114,8 @@ class Values:
     cast: tuple[str, ...] = ()
     multiply: bool = False
     undoes: bool = False
+    add: bool = False
+    take: tuple[tuple[str, Take], ...] = ()
     scale_of: Power | None = None
     offset_of: Power | None = None
     pad_of: tuple[tuple[str, int, str], ...] = ()
@@ -75,25 +124,31 @@ class Values:
     def computes(self) -> bool:
         """Whether numbers change other than by their dtype."""
         is_power = self.scale_of is not None or self.offset_of is not None
-        return is_power or self.scale != 1 or self.offset != 0
+        return self.add or is_power or self.scale != 1 or self.offset != 0
 
     @property
     def size_names(self) -> set[str]:
         """Names in the place of numbers."""
         powers = (each for each in (self.scale_of, self.offset_of) if each)
-        return {*(name for name, _ in powers), *(name for *_, name in self.pad_of)}
+        names = (name for each in powers for name in each.names)
+        return {*names, *(name for *_, name in self.pad_of)}
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Values:
         """Return it with numbers in the place of powers of sizes."""
         return dataclasses.replace(
             self,
-            scale=_number(self.scale_of, self.scale, sizes),
-            offset=_number(self.offset_of, self.offset, sizes),
+            scale=self.scale * (self.scale_of.number(sizes) if self.scale_of else 1),
+            offset=self.offset_of.number(sizes) if self.offset_of else self.offset,
             scale_of=None,
             offset_of=None,
         )
 
     def __bool__(self) -> bool:
+        return self.moves or bool(self.take)
+
+    @property
+    def moves(self) -> bool:
+        """Whether arrays are read, rather than numbers in their paths."""
         return self.changes or bool(self.cast or self.repeat)
 
     def pads(self, *, is_source: bool) -> Pads:
@@ -102,7 +157,10 @@ class Values:
 
     @property
     def changes(self) -> bool:
-        """Whether other numbers come out than went in, but for their dtype."""
+        """Whether other numbers come out than went in, but for their dtype.
+
+        What is taken of them counts as no other.
+        """
         return self.computes or self.multiply or bool(self.pad)
 
     @property
@@ -130,14 +188,19 @@ class Values:
         pads: dict[str, list[Any]] = {name: [*widths] for name, widths in self.pad}
         for name, place, size_name in self.pad_of:
             pads[name][place] = size_name
+        takes: dict[str, Any] = {name: each.typed for name, each in self.take}
+        sizes = [each.size for _, each in self.take if each.needs_size]
+        takes |= {OF: sizes[0]} if sizes else {}
         every = {
+            "take": takes,
             "repeat": repeat,
-            "scale": _power_text(self.scale_of) if self.scale_of else scale,
-            "offset": _power_text(self.offset_of) or self.offset or None,
+            "scale": str(self.scale_of) if self.scale_of else scale,
+            "offset": str(self.offset_of) if self.offset_of else self.offset or None,
             "pad": {name: tuple(widths) for name, widths in pads.items()},
             "fill": "target" if self.fill else None,
             "cast": cast,
             "multiply": self.multiply,
+            "add": self.add,
         }
         return {name: value for name, value in every.items() if value}
 
@@ -248,7 +311,7 @@ def _values(row: str, typed: Mapping[Any, Any], sizes: Mapping[str, int]) -> Val
         if not is_finite or (name, number) == ("scale", 0):
             cure = (
                 "It is a finite number of at most 64 bits, and a scale is not 0; or a "
-                "power of a size, as 'd**-0.5'"
+                "power of sizes, as 'd**-0.5', '(h d)**-0.5' or 'bfloat16(e**0.5)'"
             )
             refuse(row, f"its {name} is {number!r:.80}", cure)
     pad = operations.get("pad", {})
@@ -280,6 +343,8 @@ def _values(row: str, typed: Mapping[Any, Any], sizes: Mapping[str, int]) -> Val
         "fill" in operations,
         tuple(_dtype(row, dtype) for dtype in dtypes),
         "multiply" in operations,
+        add="add" in operations,
+        take=_takes(row, operations.get("take", {}), is_there="take" in operations),
         scale_of=powers["scale"],
         offset_of=powers["offset"],
         pad_of=pad_of,
@@ -288,7 +353,33 @@ def _values(row: str, typed: Mapping[Any, Any], sizes: Mapping[str, int]) -> Val
         refuse(
             row, "its multiply is not True", "A product has no way back: leave it out"
         )
+    if values.add and operations["add"] is not True:
+        refuse(row, "its add is not True", "Leave it out for sources that are copies")
     return dataclasses.replace(values, undoes=undoes and bool(values))
+
+
+def _takes(row: str, typed: Any, *, is_there: bool) -> tuple[tuple[str, Take], ...]:
+    cure = (
+        "Write each number once, {'take': {'p': [0, 2, 1, 3]}}; what is selected, "
+        "{'take': {'v': ['0:8', 9], 'of': 12}}; or a slice, {'take': {'l': '::2'}}"
+    )
+    if not isinstance(typed, Mapping) or (is_there and not typed.keys() - {OF}):
+        refuse(row, f"its take is {typed!r:.80}", cure)
+    listed = [n for n, it in typed.items() if n != OF and not isinstance(it, str)]
+    size = as_size(typed.get(OF, 1))
+    if not size or (OF in typed and len(listed) != 1):
+        refuse(
+            row, f"its take has {OF!r}: {typed[OF]!r:.80}", f"It is of one list. {cure}"
+        )
+    takes = []
+    for name in (name for name in typed if name != OF):
+        take = parse_take(typed[name], size if OF in typed else 0)
+        if isinstance(take, str):
+            refuse(
+                row, f"it takes {typed[name]!r:.80} of {name!r:.80}, and {take}", cure
+            )
+        takes.append((str(name), take))
+    return tuple(takes)
 
 
 def _repeat(row: str, typed: Any) -> tuple[tuple[str, int | None], ...]:
@@ -302,23 +393,15 @@ def _repeat(row: str, typed: Any) -> tuple[tuple[str, int | None], ...]:
 
 
 def _power(typed: Any) -> Power | None:
-    """Return the power of a size that a text is; None if it is not one."""
-    match = _POWER.fullmatch(typed) if isinstance(typed, str) else None
-    return (match[1], float(match[2] or 1)) if match else None
-
-
-def _number(power: Power | None, number: float, sizes: Mapping[str, int]) -> float:
-    """Return the power of a size; without one, a number."""
-    if power is None:
-        return number
-    with contextlib.suppress(OverflowError, ZeroDivisionError):
-        return float(sizes[power[0]] ** power[1]) * (number or 1)
-    return math.inf
-
-
-def _power_text(power: Power | None) -> str:
-    """Write the power of a size."""
-    return f"{power[0]}**{power[1]:g}" if power else ""
+    """Return the power of sizes that a text is; None if it is not one."""
+    text = typed if isinstance(typed, str) else ""
+    rounded = _ROUNDED.fullmatch(text)
+    match = _POWER.fullmatch(rounded["power"] if rounded else text)
+    if match is None:
+        return None
+    names = tuple(match["name"].strip("()").split())
+    exponent = float(match["exponent"] or 1)
+    return Power(names, exponent, rounded["dtype"] if rounded else "")
 
 
 def _named_widths(pad: Any) -> tuple[tuple[str, int, str], ...]:
@@ -329,7 +412,7 @@ def _named_widths(pad: Any) -> tuple[tuple[str, int, str], ...]:
         for axis, widths in pairs
         if isinstance(widths, list | tuple)
         for place, width in enumerate(widths)
-        if isinstance(width, str) and _POWER.fullmatch(width) and "*" not in width
+        if isinstance(width, str) and _SIZE_NAME.fullmatch(width)
     )
 
 

@@ -23,6 +23,7 @@ from treeadapt.migrations.planning import assign, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.swappable import swappable
+from treeadapt.migrations.take import plain_name
 from treeadapt.migrations.templates import BELOW
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import fold, listing, plural, size_text
@@ -118,13 +119,29 @@ class MigrationPlan:
             for path in group.filled
             if origins.get(path) != (group.place, tuple(sorted(group.source_paths)))
         )
-        return (*strays, *(path for path in self.added if path not in dropped))
+        paths = (*strays, *(path for path in self.added if path not in dropped))
+        return tuple(dict.fromkeys((*paths, *self.noted)))
+
+    @functools.cached_property
+    def noted(self) -> dict[str, str]:
+        """Paths in ``one_way`` of which the way back gives the same answers, and why.
+
+        A sum goes to the first of its sources, and the others get zeros.
+        """
+        return {
+            path: "the first summand gets the sum, and the others zeros"
+            for group in self.groups
+            if group.row.values.add and not group.row.values.undoes
+            for path in group.filled
+        }
 
     @functools.cached_property
     def idle(self) -> tuple[int, ...]:
         """Places in ``rows`` of those that drop leaves and have none to drop here."""
         rows = {place: row for place, row in enumerate(self.rows) if row.drops}
-        used = {next(n for n in rows if rows[n].takes(each)) for each in self.dropped}
+        paths = frozenset(self.dropped)
+        takers = ((n for n in rows if rows[n].takes(each)) for each in paths)
+        used = {next(each, None) for each in takers}
         return tuple(n for n in rows if n not in used and not rows[n].is_spare)
 
     @functools.cached_property
@@ -281,11 +298,11 @@ class MigrationPlan:
             f"{words}; {size_text(self.peak_bytes)} for the largest group"
             f"{'; a second run would pass' if self.repeatable else ''}"
         )
-        if self.one_way:
-            lines.append(
-                f"{plural(len(self.one_way), 'leaf')} with no way back: "
-                f"{listing(fold(self.one_way))}"
-            )
+        lost = [path for path in self.one_way if path not in self.noted]
+        if lost:
+            names = listing(fold(lost))
+            lines.append(f"{plural(len(lost), 'leaf')} with no way back: {names}")
+        lines += noted_lines(self)
         if self.gathered:
             names = listing(fold(self.gathered))
             lines.append(f"whole sources for each part of {names}")
@@ -307,6 +324,13 @@ class MigrationPlan:
             sources = sum(len(paths) for group in groups for paths in group.sources)
             targets = sum(len(paths) for group in groups for paths in group.targets)
             remarks = [*filter(None, dict.fromkeys(map(sizes_text, groups))), *checks]
+            if left := ", ".join(
+                filter(None, dict.fromkeys(map(selected_text, groups)))
+            ):
+                remarks.append(f"it takes {left}")
+            if row.values.add:
+                text = "trained on, several summands move faster than their sum"
+                remarks.append(f"{text}: {len(row.sources)} times")
             if self.swappable.get(place):
                 pairs = pairs_text(self.swappable[place])
                 remarks.append(f"shapes do not tell apart: {pairs}")
@@ -339,14 +363,15 @@ def read_backwards(
 def leads_back(row: Row) -> bool:
     """Return whether a row can be read backwards."""
     has_way = row.function is None or row.inverse is not None
-    return has_way and not (row.drops or row.lost or row.values.multiply)
+    is_lossy = row.values.multiply or row.selects
+    return has_way and not (row.drops or row.lost or is_lossy)
 
 
 def _is_exact(group: Group, spec: Any) -> bool:
     values = group.row.values
     is_cut = values.fill and values.undoes
     is_computed = values.computes or values.multiply
-    if group.row.function is not None or is_computed or is_cut:
+    if group.row.function is not None or is_computed or is_cut or group.selected:
         return False
     if group.move is None:
         return True
@@ -394,10 +419,46 @@ def pairs_text(pairs: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def noted_lines(plan: Any) -> Iterator[str]:
+    """Yield of which leaves of a plan the way back gives something else, and what."""
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in plan.noted.items():
+        by_reason.setdefault(reason, []).append(path)
+    for reason, paths in by_reason.items():
+        yield f"back from {listing(fold(paths))}, {reason}"
+
+
+def selected_lines(plan: Any) -> Iterator[str]:
+    """Yield what a plan leaves out because its rows take some numbers, for a warning."""
+    for table in plan.tables:
+        texts: dict[tuple[str, str], None] = {}
+        for group in table.groups:
+            if group.selected:
+                texts[group.row.text, selected_text(group)] = None
+        for row, text in texts:
+            yield f"The row {listing([row])} takes {text}; all others are left out."
+
+
 def sizes_text(group: Group) -> str:
     """Write the sizes of a group's names."""
     sizes = group.move.sizes if group.move and group.row.has_axes else ()
-    return ", ".join(f"{n}={s}" for n, s in sizes if not n.startswith(REST))
+    plain = (pair for pair in sizes if pair[0] == plain_name(pair[0]))
+    plain = (pair for pair in plain if not pair[0].startswith(REST))
+    return ", ".join(f"{name}={size}" for name, size in plain)
+
+
+def take_text(row: Row) -> str:
+    """Write what a row takes, in short."""
+    return f"{row.values.typed()['take']}"[:80]
+
+
+def selected_text(group: Group) -> str:
+    """Write of which numbers a group leaves some out."""
+    texts = (
+        f"{some:,} of {plural(size, 'number')} of {name!r}"
+        for name, some, size in group.selected
+    )
+    return ", ".join(texts)
 
 
 def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]:
@@ -429,8 +490,9 @@ def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]
                 yield from _leaf_lines(group, address, path)
     if path in plan.dropped:
         rows = enumerate(plan.rows)
-        place = next(n for n, row in rows if row.drops and row.takes(path))
-        yield f"row {start + place + 1}: {plan.rows[place].text!r} drops it"
+        place, row = next((n, row) for n, row in rows if row.takes(path))
+        verb = "drops it" if row.drops else f"leaves it out: take = {take_text(row)}"
+        yield f"row {start + place + 1}: {row.text!r} {verb}"
     if plan.new.get(path) == DROPPED:
         yield f"{listing([path])} was dropped before, and is kept of the target"
     elif path in plan.new:

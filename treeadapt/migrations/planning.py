@@ -14,6 +14,7 @@ from treeadapt.migrations.group import Group, Taken, shape_of
 from treeadapt.migrations.groups import GroupMaker, Specs
 from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
 from treeadapt.migrations.rows import Address, Row
+from treeadapt.migrations.take import lengths_after, numbers_in
 from treeadapt.migrations.templates import Index, PathsByCapture, Template
 from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array, is_number
@@ -66,15 +67,55 @@ def plan_groups(
         problems.add("unused", text, row)
     groups: list[Group] = []
     dropped: list[str] = []
+    lengths = lengths_after(source) if any(row.values.take for row in rows) else {}
+    renumbered: dict[tuple[str, int], tuple[Row, int | None]] = {}
+    pairs: set[tuple[Row, Row]] = set()  # of rows, of which one number says enough
     for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
         if row.drops:
             dropped += [each.path for each in matches]
         elif matches:
             maker = GroupMaker(row, place, sizes, source, target, problems)
-            maker.is_partial = has_place is not None
+            maker.is_partial, maker.lengths = has_place is not None, lengths
             groups += maker.groups(matches)
+            dropped += maker.left_out
+            for number, new in maker.renumbered.items():
+                other = renumbered.setdefault(number, (row, new))
+                _check_numbers(number, other, (row, new), pairs, problems)
+    for row, matches in zip(rows, by_row, strict=True) if renumbered else ():
+        for each in matches if not (row.drops or row.values.take) else ():
+            for number in numbers_in(each.path):
+                if number in renumbered:
+                    same = row, number[1]
+                    _check_numbers(number, renumbered[number], same, pairs, problems)
     _check_clashes(groups, problems)
     return groups, dropped
+
+
+def _check_numbers(
+    number: tuple[str, int],
+    one: tuple[Row, int | None],
+    two: tuple[Row, int | None],
+    pairs: set[tuple[Row, Row]],
+    problems: Problems,
+) -> None:
+    """Note a number in a path of which rows make different ones.
+
+    Args:
+        number: what is before it in the path, and the number.
+        one: a row, and what it makes of the number.
+        two: another one.
+        pairs: gets the two rows; nothing is noted of those in it.
+        problems: gets the number.
+    """
+    if one[1] != two[1] and (one[0], two[0]) not in pairs:
+        pairs.add((one[0], two[0]))
+        texts = (
+            f"{listing([row.text])} "
+            + ("leaves it out" if new is None else f"makes it number {new}")
+            for row, new in (one, two)
+        )
+        text = f"{listing([f'{number[0]}{number[1]}'])}: {', and '.join(texts)}"
+        problems.add("uneven", text, two[0])
 
 
 def _in(target: Specs) -> HasPlace:

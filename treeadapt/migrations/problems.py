@@ -169,6 +169,10 @@ _KINDS = {
     "torn": ("group", "parts are missing of"),
     "unequal": ("group", "its arrays differ"),
     "sizes": ("group", "sizes contradict each other or stay open"),
+    "uneven": (
+        "number",
+        "rows take different numbers of one node; write the same take in each for",
+    ),
     "unseen": (
         "leaf",
         "a function needs the shape of, and no target has it: pass one with",

@@ -26,8 +26,10 @@ from treeadapt.migrations.axes import (
     names_of,
     parse_axes,
     parts_of,
+    renamed,
 )
 from treeadapt.migrations.operations import Notes, Values, parse_operations, refuse
+from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import (
     NO_SIZES,
     Template,
@@ -138,7 +140,7 @@ class Row:
     def moves(self) -> bool:
         """Whether arrays are read, rather than leaves passed on or to a function."""
         return self.function is None and bool(
-            self.has_axes or self.values or self.compares
+            self.has_axes or self.values.moves or self.compares
         )
 
     @property
@@ -172,12 +174,15 @@ class Row:
     @functools.cached_property
     def listed(self) -> dict[str, int]:
         """Counts of the numbers that are written as texts."""
-        return {
-            each.key: len(each.entries)
-            for address in (*self.sources, *self.targets)
-            for each in address.path.captures
-            if each.is_number and each.entries
-        }
+        counts: dict[str, int] = {}
+        for address in (*self.renamed.targets, *self.sources):
+            for each in address.path.captures:
+                if each.is_number and each.entries:
+                    counts[each.key] = len(each.entries)
+        for name, _ in self.values.take:  # texts are translated before they are taken
+            if name in counts:
+                counts.pop(taken_name(name), None)
+        return counts
 
     @functools.cached_property
     def lost(self) -> list[str]:
@@ -214,7 +219,8 @@ class Row:
     def compares(self) -> bool:
         """Whether several sources must hold equal arrays."""
         is_copied = self.function is None and not self._has_parts
-        return len(self.sources) > 1 and is_copied and not self.values.multiply
+        is_computed = self.values.multiply or self.values.add
+        return len(self.sources) > 1 and is_copied and not is_computed
 
     @property
     def copies(self) -> bool:
@@ -226,7 +232,36 @@ class Row:
     def sizes(self) -> Mapping[str, int]:
         """Sizes of names that hold in this row only."""
         repeats = {name: size for name, size in self.values.repeat if size is not None}
-        return {**repeats, **dict(self.notes.sizes)}
+        takes = {name: take.size for name, take in self.values.take if take.size}
+        return {**repeats, **takes, **dict(self.notes.sizes)}
+
+    @functools.cached_property
+    def selects(self) -> bool:
+        """Whether it may take some numbers of an axis only, which has no way back."""
+        return not all(take.is_order for _, take in self.values.take)
+
+    @functools.cached_property
+    def renamed(self) -> Row:
+        """The row with names of their own for the numbers that are taken.
+
+        The axes of its sources have the names of all numbers.
+        """
+        names = {name: taken_name(name) for name, _ in self.values.take}
+        if not names:
+            return self
+        sides = (
+            tuple(
+                dataclasses.replace(
+                    each,
+                    path=each.path.renamed(names),
+                    axes=renamed(each.axes, names) if is_target else each.axes,
+                )
+                for each in side
+            )
+            for is_target, side in enumerate((self.sources, self.targets))
+        )
+        sources, targets = sides
+        return dataclasses.replace(self, sources=sources, targets=targets)
 
     def takes(self, path: str) -> bool:
         """Return whether one of its sources matches a path."""
@@ -337,9 +372,11 @@ def parse_row(source: Any, value: Any, sizes: Mapping[str, int] = NO_SIZES) -> R
     _check_sides(row)
     if row.has_axes and not row.drops:
         _check_axes(row)
-    elif row.values.multiply:
-        refuse(row.text, "it multiplies and has no axes", "Write them after ' : '")
+    elif row.values.multiply or row.values.add:
+        verb = "adds" if row.values.add else "multiplies"
+        refuse(row.text, f"it {verb} and has no axes", "Write them after ' : '")
     _check_names(row)
+    _check_takes(row, sizes)
     return row
 
 
@@ -400,6 +437,7 @@ def _understood(row: Row) -> Row:
     lists = [{each.key: each.entries for each in s if each.entries} for s in captures]
     numbers = {*lists[0].keys()} & lists[1].keys()
     numbers.update(name for each in every if each.is_number for name in each.names)
+    numbers.update(name for name, _ in row.values.take)
     for address in (*row.sources, *row.targets):
         numbers.update(every_name(address.axes))
     entries = {**lists[0], **lists[1]}
@@ -514,6 +552,41 @@ def _check_factors(row: Row) -> None:
     if alone:
         problem = f"it multiplies, and {listing(alone)} is not on both sides"
         refuse(row.text, problem, "The product has the axes of its factors")
+
+
+def _check_takes(row: Row, sizes: Mapping[str, int]) -> None:
+    """Raise unless what is taken is along axes, or numbers, that have one meaning."""
+    values, every = row.values, (*row.sources, *row.targets)
+    if values.add:
+        several = row.targets if values.undoes else row.sources
+        if len(several) < 2 or row._has_parts:
+            problem = "it adds, and does not have several sources without brackets"
+            cure = 'Write ("a : x y", "b : x y"): "c : x y"; a table before it can cut'
+            refuse(row.text, problem, cure)
+        if values.multiply:
+            refuse(row.text, "it adds and multiplies", "Write one table for each")
+    for name, take in values.take:
+        others = [n for n, _ in (*values.repeat, *values.pad)]
+        if values.multiply or values.add or name in others:
+            verb = "multiplies" * values.multiply or "adds" * values.add
+            verb = verb or f"repeats or pads {name!r}"
+            problem = f"it takes numbers of {name!r} and {verb}"
+            refuse(row.text, problem, "Write two tables, a.then(b)")
+        in_paths = [c for each in every for c in each.path.captures if name in c.names]
+        in_axes = any(name in every_name(each.axes) for each in every)
+        if not (in_axes or in_paths) or name == REST:
+            near = Speller().nearest(name, sorted(row.names), count=1)
+            cure = f"Did you mean {near[0]!r}" if near else "Remove it"
+            problem = f"take has {name!r:.200}, which is not an axis or number of it"
+            refuse(row.text, problem, cure)
+        if len({bool(c.entries) for c in in_paths}) > 1 and not in_axes:
+            problem = f"it takes some of the texts of {name!r}, which one path lists"
+            refuse(row.text, problem, "Write a list in each path")
+        size = sizes.get(name, take.size)
+        if take.size and size != take.size:
+            cure = f"Select some of them: {{'take': {{{name!r}: [...], 'of': {size}}}}}"
+            problem = f"take has {take.size:,} numbers of {name!r}, whose size is"
+            refuse(row.text, f"{problem} {size:,}", cure)
 
 
 def _check_names(row: Row) -> None:

@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from treeadapt.migrations.axes import Axes, Axis, Product, indices, names_of
 from treeadapt.migrations.operations import Values
 from treeadapt.migrations.rows import Piece
+from treeadapt.migrations.take import Order, taken_name
 from treeadapt.trees.arrays import narrow_bits
 from treeadapt.trees.casting import (
     converted,
@@ -33,6 +34,8 @@ from treeadapt.trees.casting import (
     is_lost,
     wide_dtype,
 )
+
+_MOST_RUNS = 16  # that are taken as slices
 
 #: What may be wrong with values.
 UNEQUAL = "the copies are not equal"
@@ -67,6 +70,9 @@ class Move:
         compares: whether the sources are copies, which must be equal.
         lengths: of products that are shorter than their names say, because the last
             block is: with 128 in a block, 576 is 4 and a half.
+        takes: names of axes of the sources, and which of their numbers the targets have
+            under ``taken_name``.
+        zeros: places of targets that get zeros, because the first one gets the sum.
     """
 
     sources: tuple[Layout, ...]
@@ -77,6 +83,8 @@ class Move:
     dtype: Any
     compares: bool
     lengths: tuple[tuple[Product, int], ...] = ()
+    takes: tuple[tuple[str, Order], ...] = ()
+    zeros: tuple[int, ...] = ()
 
     @functools.cached_property
     def size(self) -> Mapping[str, int]:
@@ -309,7 +317,9 @@ def _run(
         The arrays of each target, and whether each fault is there.
     """
     lost: list[Any] = []
-    if move.values.multiply:
+    if move.values.add and not move.values.undoes:
+        gathered, ends, pairs = _added(move, leaves, xp, max_bits, lost)
+    elif move.values.multiply:
         gathered, ends, pairs = [_multiplied(move, leaves, xp, lost)], [], []
     else:
         moved = functools.partial(_moved, move, xp=xp)
@@ -320,6 +330,8 @@ def _run(
         [_finished(move, target, array, xp, lost) for array in arrays]
         for target, arrays in zip(move.targets, gathered, strict=True)
     ]
+    for place in move.zeros:
+        finished[place] = [*map(xp.zeros_like, finished[place])]
     return finished, [xp.any(xp.array(each, bool)) for each in (unequal, rest, lost)]
 
 
@@ -389,6 +401,40 @@ def _moved(
         pairs += itertools.chain(*(zip(other, arrays, strict=True) for other in others))
         gathered.append(arrays)
     return gathered, ends, pairs
+
+
+def _added(
+    move: Move,
+    leaves: Sequence[Sequence[Any]],
+    xp: Any,
+    max_bits: int,
+    lost: list[Any],
+) -> tuple[list[list[Any]], list[Any], list[Any]]:
+    """Return what ``_moved`` returns, of a target that is the sum of the sources.
+
+    Args:
+        move: it knows the layouts and the sizes.
+        leaves: the arrays of each source.
+        xp: ``numpy`` or ``jax.numpy``.
+        max_bits: as for ``_run``.
+        lost: gets whether values are lost.
+    """
+    every, ends = [], []
+    for place in range(len(leaves)):
+        pieces = tuple(p._replace(source=0) for p in move.pieces if p.source == place)
+        layouts = move.sources[place : place + 1]
+        alone = dataclasses.replace(move, sources=layouts, pieces=pieces)
+        moved = functools.partial(_moved, alone, xp=xp)
+        arrays, cut, _ = _by_bits(moved, leaves[place : place + 1], xp, max_bits)
+        every.append(arrays[0])
+        ends += cut
+    sums = []
+    for arrays in zip(*every, strict=True):
+        wide = [array.astype(wide_dtype(array.dtype)) for array in arrays]
+        sums.append(functools.reduce(operator.add, wide))
+        are_finite = functools.reduce(operator.and_, map(xp.isfinite, wide))
+        lost.append(xp.any(~xp.isfinite(sums[-1]) & are_finite))
+    return [sums], ends, []
 
 
 def _multiplied(
@@ -467,10 +513,14 @@ def _gathered(
             span = slice(start, start + move.count(axis.inner(one)))
             array = array[(slice(None),) * place + (span,)]
         names = [*source.numbers, *names_of(source.axes, one)]
+        array = xp.reshape(array, [move.size[name] for name in names])
+        for name, taken in move.takes:
+            if name in names:
+                array = _taken(array, names.index(name), taken, xp)
+                names[names.index(name)] = taken_name(name)
         wanted = [*target.numbers, *names_of(target.axes, two)]
         repeated = [name for name in wanted if name not in names]
         copied = [name for name in names if name not in wanted]
-        array = xp.reshape(array, [move.size[name] for name in names])
         order = [*names]
         for axis in target.axes if repeated else ():
             order = _next_to(order, axis.product(two))
@@ -502,6 +552,20 @@ def _gathered(
         if is_nested:
             joined = xp.reshape(joined, [*counts, *move.shape(target)])
     return [joined[index] for index in indices(target.numbers, move.size)]
+
+
+def _taken(array: Any, axis: int, order: Order, xp: Any) -> Any:
+    """Return the numbers along an axis that are taken, in their order."""
+    if len(order.runs) > _MOST_RUNS:
+        return xp.take(array, order.numbers, axis, mode="clip")  # which have no NaN
+    runs = [
+        array[
+            (slice(None),) * axis
+            + (slice(n.start, n.stop if n.stop >= 0 else None, n.step),)
+        ]
+        for n in order.runs
+    ]
+    return runs[0] if len(runs) == 1 else xp.concatenate(runs, axis)
 
 
 def _next_to(order: Sequence[str], product: Product) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from treeadapt.migrations.axes import REST, Product
 from treeadapt.migrations.group import Group
-from treeadapt.migrations.running import Layout
+from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.take import plain_name, taken_name
 
 
 def swappable(group: Group) -> Iterator[tuple[str, str]]:
@@ -38,7 +39,7 @@ def swappable(group: Group) -> Iterator[tuple[str, str]]:
         names = dict.fromkeys(itertools.chain(*every))
         for a, b in itertools.combinations(names, 2):
             are_together = any(a in product and b in product for product in every)
-            if are_together or move.size[a] == move.size[b] > 1:
+            if are_together or _sizes(move, a) & _sizes(move, b):
                 yield a, b
         for side in products:
             for first, second in itertools.combinations(side, 2):
@@ -51,7 +52,14 @@ def _products(layout: Layout, part: int) -> list[Product]:
     """Return what an axis or a number of a path is made of, but for ``...``."""
     products = (axis.product(part) for axis in layout.axes)
     every = (*products, *((name,) for name in layout.numbers))
-    return [each for each in every if not "".join(each).startswith(REST)]
+    plain = (tuple(map(plain_name, each)) for each in every)
+    return [each for each in plain if not "".join(each).startswith(REST)]
+
+
+def _sizes(move: Move, name: str) -> set[int]:
+    """Return the sizes of a name above 1, on either side."""
+    sizes = move.size.get(name), move.size.get(taken_name(name))
+    return {size for size in sizes if size is not None and size > 1}
 
 
 def product_text(product: Product) -> str:

@@ -294,6 +294,19 @@ class Template:
                     segments.append(tuple(map(understand, segment)))
         return Template(self.text, tuple(segments))
 
+    def renamed(self, names: Mapping[str, str]) -> Template:
+        """Return the template with other names of its captures."""
+
+        def rename(part: str | Capture) -> str | Capture:
+            if isinstance(part, str) or names.keys().isdisjoint(part.names):
+                return part
+            new = tuple(names.get(name, name) for name in part.names)
+            key = new[0] if len(new) == 1 else f"({' '.join(new)})"
+            return dataclasses.replace(part, key=key, names=new)
+
+        segments = (tuple(map(rename, each)) for each in self.segments)
+        return Template(self.text, tuple(segments))
+
     def match(self, path: str) -> Captures | None:
         """Return what a path gives each capture; None if it does not match.
 
@@ -349,15 +362,23 @@ class Template:
                 searches.pop()
         return []
 
-    def fill(self, values: Mapping[str, str | int], sizes: Mapping[str, int]) -> str:
+    def fill(
+        self,
+        values: Mapping[str, str | int],
+        sizes: Mapping[str, int],
+        before: Capture | None = None,
+    ) -> str:
         """Return the path that some values give.
 
         Args:
             values: by name; those of ``{(b i)}`` by each of its names.
             sizes: of the names of each ``{(b i)}``.
+            before: the capture before which it ends; None for all of it.
         """
         path = self.literals[0]
         for capture, literal in zip(self.captures, self.literals[1:], strict=True):
+            if capture is before:
+                break
             if len(capture.names) > 1:
                 text = str(compose(capture.names, values, sizes))
             else:

@@ -26,6 +26,7 @@ from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import CUT_OFF, run
+from treeadapt.migrations.take import lengths_after
 from treeadapt.state.matching import by_node
 from treeadapt.state.state_slices import StateLeaf, cut_leaf
 from treeadapt.text.names import listing
@@ -210,8 +211,10 @@ class _Mover:
             else:
                 leaf = StateLeaf(slot, self.saved[slot.name], slot.name)
                 result.leaves[slot.name] = leaf
+        names = {slot.array for slot in slots if slot.prefix is not None}
+        lengths = lengths_after(sorted(names))
         for (prefix, more, place), leaves in parts.items():
-            self._move(result, (prefix, more), place, leaves)
+            self._move(result, (prefix, more), place, leaves, lengths)
         return result
 
     def _is_joint(self, slot: Slot) -> bool:
@@ -248,7 +251,11 @@ class _Mover:
         def may_fill(path: str) -> bool:
             place, match = owners[path]
             row, captures = rows[place], match.captures
-            if row.has_axes or any(key.startswith("(") for key in captures):
+            if (
+                row.has_axes
+                or row.values.take
+                or any(key.startswith("(") for key in captures)
+            ):
                 return True  # the names are known after the sizes
             return any(x.path.fill(captures, {}) in self.params for x in row.targets)
 
@@ -263,7 +270,12 @@ class _Mover:
         return homes
 
     def _move(
-        self, result: SavedState, around: tuple[str, str], place: int, part: _Leaves
+        self,
+        result: SavedState,
+        around: tuple[str, str],
+        place: int,
+        part: _Leaves,
+        lengths: Mapping[str, int],
     ) -> None:
         """Move the leaves of a copy that one row takes.
 
@@ -272,6 +284,7 @@ class _Mover:
             around: what their names have before and after the path of a parameter.
             place: that of the row in the table.
             part: how the row takes each leaf, and where that is.
+            lengths: see ``lengths_after``, of the params in all copies.
         """
         field = self.fields[field_of(around[0])]
         row = _row_for_field(self.migration.rows[place], field, around[1])
@@ -292,7 +305,7 @@ class _Mover:
                 specs[path] = jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
         problems, sizes = Problems(), self.migration.sizes
         maker = GroupMaker(row, place, sizes, specs, self.params, problems)
-        maker.is_partial = self.is_partial
+        maker.is_partial, maker.lengths = self.is_partial, lengths
         matches = {match.path: match for match, _ in part if match.path in slots}
         for group in [] if row.drops else maker.groups([*matches.values()]):
             sources = [slot for path in group.source_paths for slot in slots.pop(path)]
@@ -400,12 +413,14 @@ def _row_for_field(row: Row, field: Field, more: str) -> Row | str:
         return "its row has a function"
     if values.multiply:
         return "its row multiplies"
+    if values.add and field.degree != 1:  # summands and their sum have one gradient
+        values = dataclasses.replace(values, add=False)
     if values.computes:
         if field.degree is None:
             return f"what a row with values does to {field.name!r} is not known"
         scale, factor = values.scale**field.degree, values.scale_of
         if factor:
-            factor = factor[0], factor[1] * field.degree
+            factor = dataclasses.replace(factor, degree=field.degree)
         values = dataclasses.replace(values, scale=scale, scale_of=factor)
         if field.name not in PARAM_FIELDS:
             values = dataclasses.replace(values, offset=0.0, offset_of=None)
