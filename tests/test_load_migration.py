@@ -244,6 +244,7 @@ def test_loading_is_the_same_as_migrating_what_was_loaded(file):
     same(found, want)
 
 
+@pytest.mark.filterwarnings("ignore:The row .* takes .* are left out")
 @settings(max_examples=full(400, 10))  # each writes two files
 @given(tables(), st.data())
 def test_any_table_loads_what_it_makes_of_the_leaves(tmp_path_factory, row, data):

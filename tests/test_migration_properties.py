@@ -692,7 +692,7 @@ def _has_no_way_back(value: Any) -> bool:
 
 def _selects(takes: dict[str, Any]) -> bool:
     """Return whether some numbers may be left out, at some length."""
-    every = ("::", "::1", "::-1", ":")
+    every = ("::", "::1", "::-1")
     return "of" in takes or any(
         isinstance(take, str) and take not in every for take in takes.values()
     )

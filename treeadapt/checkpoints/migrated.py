@@ -437,7 +437,9 @@ class _Moving:
         own = (piece for piece in group.move.pieces if piece.target == number)
         pieces = tuple(piece._replace(target=0) for piece in own)
         layout = group.move.targets[number]
-        return owners, dataclasses.replace(group.move, targets=(layout,), pieces=pieces)
+        zeros = (0,) * (number in group.move.zeros)
+        alone = {"targets": (layout,), "pieces": pieces, "zeros": zeros}
+        return owners, dataclasses.replace(group.move, **alone)
 
 
 def _unit_bytes(unit: Sequence[tuple[MigrationPlan, Group]]) -> int:

@@ -245,8 +245,9 @@ def _part(
 
     for name, order in move.takes:
         if taken_name(name) in ranges and name in ranges:
-            first, inner = order.within(ranges[taken_name(name)])
-            takes.append((name, inner.after(first.start - ranges[name].start)))
+            around_them, inner = order.within(ranges[taken_name(name)])
+            more = around_them.start - ranges[name].start
+            takes.append((name, inner.after(more)))
 
     def among(names: Sequence[str], values: Mapping[str, int]) -> int:
         """Return the place that values have among the ranges of their names."""

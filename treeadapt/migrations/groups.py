@@ -101,7 +101,9 @@ class GroupMaker:
         try:
             matches, counts = self._renumbered(matches, counts)
         except _UnplannedError as error:
-            self.problems.fail(*error.args, self.row, {}, [m.path for m in matches])
+            kind, text = error.args
+            paths = [match.path for match in matches]
+            self.problems.fail(kind, text, self.row, {}, paths)
             return []
         groups = [*self._moved(matches, counts)]
         self._check_products(groups)
@@ -132,6 +134,8 @@ class GroupMaker:
             self.lengths = lengths_after(self.source)
         counts, kept = {**counts}, []
         lengths = [self._lengths_of(match, counts) for match in matches]
+        own = {**counts}  # a row may have the first layers only
+        most: dict[str, int] = {}
         for name in dict.fromkeys(name for each in lengths for name in each):
             counts[name] = max(each[name] for each in lengths if name in each)
             counts[taken_name(name)] = len(self._order(name, counts[name]))
@@ -146,12 +150,10 @@ class GroupMaker:
                 kept.append(new)
             else:
                 self.left_out.append(match.path)
-        for address in self._named.sources:  # a row may have the first layers only
-            for each in address.path.captures:
-                if len(each.names) == 1 and each.is_number and not each.entries:
-                    found = [int(m.captures.get(each.key, 0)) for m in kept]
-                    counts[each.key] = max(found, default=0) + 1
-        return kept, counts
+        for (name, _), by_number in places.items():
+            taken = [n + 1 for number, n in by_number.items() if number < own[name]]
+            most[taken_name(name)] = max([most.get(taken_name(name), 1), *taken])
+        return kept, counts | most
 
     def _lengths_of(self, match: Taken, counts: Sizes) -> dict[str, int]:
         """Return how many numbers there are in the place of those of a leaf, by name.

@@ -61,13 +61,13 @@ class Migration:
 
     Args:
         table: mapping of sources to targets, or ordered pairs. A target is an address;
-            None to drop leaves; ``(address, options)`` with any of ``repeat``,
-            ``scale``, ``offset``, ``pad``, ``fill``, ``cast`` and ``multiply``, and of
-            ``sizes`` and ``checked`` for this row; ``(address, function)`` or
-            ``(address, (function, inverse))``. On either side a tuple of addresses is
-            several copies of one array, the parts of a concatenation that is written
-            with ``[...]`` on the other side, the factors of a product, or what a
-            function takes or returns.
+            None to drop leaves; ``(address, options)`` with any of ``take``,
+            ``repeat``, ``scale``, ``offset``, ``pad``, ``fill``, ``cast``, ``multiply``
+            and ``add``, and of ``sizes`` and ``checked`` for this row;
+            ``(address, function)`` or ``(address, (function, inverse))``. On either
+            side a tuple of addresses is several copies of one array, the parts of a concatenation that is written
+            with ``[...]`` on the other side, the factors of a product, the summands of
+            a sum, or what a function takes or returns.
         sizes: sizes of axes, for those that shapes leave open.
         new: what fills leaves of the target that the source lacks, by path, in which
             ``*`` and ``**`` are wildcards: ``"zeros"``, or ``"target"`` to keep them.
@@ -356,8 +356,9 @@ class Migration:
         it.
 
         Raises:
-            MigrationError: a row has a function without an inverse, multiplies, or
-                drops a part of a name; all such rows are named.
+            MigrationError: a row has a function without an inverse, multiplies, takes
+                some numbers of an axis only, or drops a part of a name; all such rows
+                are named.
         """
         rows = [row for row in self._rows if not row.drops and not leads_back(row)]
         stuck = [row.text for row in rows]
@@ -553,10 +554,10 @@ def load_migration(
     """Read a migration from a TOML or JSON file, or one of the published tables.
 
     ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
-    address or a list of them, and may have ``repeat``, ``scale``, ``offset``, ``pad``,
-    ``fill`` and ``cast``, or these in a table ``undo``, and ``multiply``, ``sizes``,
-    ``checked``, ``optional`` and ``check``; or it has ``drop``, alone or with
-    ``check``, in an inverse also ``undo = "new"``. ``[sizes]`` and ``[new]`` as for
+    address or a list of them, and may have ``take``, ``repeat``, ``scale``, ``offset``,
+    ``pad``, ``fill``, ``cast`` and ``add``, or these in a table ``undo``, and
+    ``multiply``, ``sizes``, ``checked``, ``optional`` and ``check``; or it has
+    ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]`` and ``[new]`` as for
     ``Migration``. ``[config]`` says under which key of a configuration a size is:
     ``h = "num_attention_heads"``, with dots for nested keys, or a list of keys, of
     which the first counts that is there.

@@ -429,7 +429,7 @@ def noted_lines(plan: Any) -> Iterator[str]:
 
 
 def selected_lines(plan: Any) -> Iterator[str]:
-    """Yield what a plan leaves out because its rows take some numbers, for a warning."""
+    """Yield warnings of what a plan leaves out because its rows take some numbers."""
     for table in plan.tables:
         texts: dict[tuple[str, str], None] = {}
         for group in table.groups:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 MAX_TAKEN = 262_144  # numbers of one list, which a file may hold, too
 _SHORT_RUN = 3  # numbers that are written one by one
-_SLICE = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::(-?[0-9]{1,18}))?")
+_SLICE = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::(-?[0-9]{1,18})?)?")
 _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,17})(?![0-9])")
 
 
@@ -159,8 +160,7 @@ def parse_take(typed: Any, size: int = 0) -> Take | str:
     if isinstance(numbers, str):
         return numbers
     if len({*numbers}) < len(numbers):
-        seen: set[int] = set()
-        twice = next(n for n in numbers if n in seen or seen.add(n))
+        twice = next(n for n, count in Counter(numbers).items() if count > 1)
         return f"it names {twice} twice"
     most = max(numbers)
     if size and most >= size:
@@ -177,7 +177,7 @@ def _numbers(typed: Any) -> list[int] | str:
         return "it is neither a list of numbers nor a slice"
     runs: list[range] = []
     for item in items:
-        parts = (None, None, None)
+        parts: tuple[int | None, int | None, int | None] = (None, None, None)
         if isinstance(item, str) and _SLICE.fullmatch(item):
             parts = _parts_of(item)
         elif type(item) is int or isinstance(item, np.integer):
