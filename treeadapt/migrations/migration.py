@@ -65,9 +65,9 @@ class Migration:
             ``repeat``, ``scale``, ``offset``, ``pad``, ``fill``, ``cast``, ``multiply``
             and ``add``, and of ``sizes`` and ``checked`` for this row;
             ``(address, function)`` or ``(address, (function, inverse))``. On either
-            side a tuple of addresses is several copies of one array, the parts of a concatenation that is written
-            with ``[...]`` on the other side, the factors of a product, the summands of
-            a sum, or what a function takes or returns.
+            side a tuple of addresses is several copies of one array, the parts of a
+            concatenation that is written with ``[...]`` on the other side, the factors
+            of a product, the summands of a sum, or what a function takes or returns.
         sizes: sizes of axes, for those that shapes leave open.
         new: what fills leaves of the target that the source lacks, by path, in which
             ``*`` and ``**`` are wildcards: ``"zeros"``, or ``"target"`` to keep them.
@@ -557,8 +557,8 @@ def load_migration(
     address or a list of them, and may have ``take``, ``repeat``, ``scale``, ``offset``,
     ``pad``, ``fill``, ``cast`` and ``add``, or these in a table ``undo``, and
     ``multiply``, ``sizes``, ``checked``, ``optional`` and ``check``; or it has
-    ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]`` and ``[new]`` as for
-    ``Migration``. ``[config]`` says under which key of a configuration a size is:
+    ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]``
+    and ``[new]`` as for ``Migration``. ``[config]`` says under which key of a configuration a size is:
     ``h = "num_attention_heads"``, with dots for nested keys, or a list of keys, of
     which the first counts that is there.
 
