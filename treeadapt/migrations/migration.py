@@ -558,9 +558,9 @@ def load_migration(
     ``pad``, ``fill``, ``cast`` and ``add``, or these in a table ``undo``, and
     ``multiply``, ``sizes``, ``checked``, ``optional`` and ``check``; or it has
     ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]``
-    and ``[new]`` as for ``Migration``. ``[config]`` says under which key of a configuration a size is:
-    ``h = "num_attention_heads"``, with dots for nested keys, or a list of keys, of
-    which the first counts that is there.
+    and ``[new]`` as for ``Migration``. ``[config]`` says under which key of a
+    configuration a size is: ``h = "num_attention_heads"``, with dots for nested keys,
+    or a list of keys, of which the first counts that is there.
 
     Args:
         path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
