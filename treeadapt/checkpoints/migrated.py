@@ -438,8 +438,10 @@ class _Moving:
         pieces = tuple(piece._replace(target=0) for piece in own)
         layout = group.move.targets[number]
         zeros = (0,) * (number in group.move.zeros)
-        alone = {"targets": (layout,), "pieces": pieces, "zeros": zeros}
-        return owners, dataclasses.replace(group.move, **alone)
+        alone = dataclasses.replace(
+            group.move, targets=(layout,), pieces=pieces, zeros=zeros
+        )
+        return owners, alone
 
 
 def _unit_bytes(unit: Sequence[tuple[MigrationPlan, Group]]) -> int:
