@@ -103,6 +103,11 @@ class MigrationPlan:
     @functools.cached_property
     def one_way(self) -> tuple[str, ...]:
         """Paths of the result that the inverse does not lead back to their sources."""
+        return tuple(dict.fromkeys((*self._strays, *self.noted)))
+
+    @functools.cached_property
+    def _strays(self) -> tuple[str, ...]:
+        """Paths of the result that the inverse leads elsewhere, with any target."""
         places = [place for place, _ in self.backwards]
         rows = [row for _, row in self.backwards]
         groups, dropped = plan_groups(
@@ -119,8 +124,7 @@ class MigrationPlan:
             for path in group.filled
             if origins.get(path) != (group.place, tuple(sorted(group.source_paths)))
         )
-        paths = (*strays, *(path for path in self.added if path not in dropped))
-        return tuple(dict.fromkeys((*paths, *self.noted)))
+        return (*strays, *(path for path in self.added if path not in dropped))
 
     @functools.cached_property
     def noted(self) -> dict[str, str]:
@@ -128,12 +132,20 @@ class MigrationPlan:
 
         A sum goes to the first of its sources, and the others get zeros.
         """
-        return {
+        noted = {
             path: "the first summand gets the sum, and the others zeros"
             for group in self.groups
             if group.row.values.add and not group.row.values.undoes
             for path in group.filled
         }
+        places = {path: g.place for g in self.groups for path in g.filled}
+        by_row, _ = assign([row for _, row in self.backwards], [*places], Problems())
+        for (place, row), matches in zip(self.backwards, by_row, strict=True):
+            for path in (match.path for match in matches):
+                is_spelled = place is not None and row.notes.optional
+                if is_spelled and places[path] != place and path not in self._strays:
+                    noted[path] = "another spelling, unless a target has this one"
+        return noted
 
     @functools.cached_property
     def idle(self) -> tuple[int, ...]:

@@ -55,6 +55,8 @@ def plan_groups(
         for row, matches in zip(rows, by_row, strict=True)
         if not (matches or row.drops or row.notes.optional)
     ]
+    if target is not None and any(row.notes.optional for row in rows):
+        by_row = _spelled(rows, by_row, has_place or _in(target), problems)
     if target is not None and any(row.is_spare for row in rows):
         by_row = _without_place(rows, by_row, has_place or _in(target))
     sources = [one.text for row in rows for one in row.sources]
@@ -162,6 +164,57 @@ def assign(
         if owner is None:
             unmatched.append(path)
     return by_row, unmatched
+
+
+def _spelled(
+    rows: Sequence[Row],
+    by_row: Sequence[Sequence[Taken]],
+    has_place: HasPlace,
+    problems: Problems,
+) -> list[list[Taken]]:
+    """Give leaves to the first optional row that makes names which a target has.
+
+    Several rows may give one leaf names that other files have for it.
+
+    Args:
+        rows: the table.
+        by_row: what each row takes.
+        has_place: of the target.
+        problems: gets rows of which leaves would be spelled in two ways.
+    """
+    every = [
+        (place, number, address.path)
+        for place, row in enumerate(rows)
+        for number, address in enumerate(row.sources if row.notes.optional else ())
+    ]
+    index = Index(template for *_, template in every)
+    spelled: list[list[Taken]] = [[] for _ in rows]
+    for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
+        firsts: dict[int, str] = {}  # of the rows that are chosen, where there are more
+        for match in matches:
+            takers = {place: match}
+            near = index.near(match.path) if row.notes.optional else ()
+            for other, number, template in map(every.__getitem__, near):
+                captures = template.match(match.path) if other > place else None
+                if captures is not None:
+                    takers.setdefault(other, Taken(number, match.path, captures))
+            fitting = (n for n, x in takers.items() if _has_all(rows[n], x, has_place))
+            chosen = next(fitting, place)
+            spelled[chosen].append(takers[chosen])
+            if len(takers) > 1:
+                firsts.setdefault(chosen, match.path)
+        if len(firsts) > 1:
+            texts = (
+                f"{listing([path])} as in {listing([rows[n].targets[0].text])}"
+                for n, path in firsts.items()
+            )
+            problems.add("mixed", " and ".join(texts), row)
+    return spelled
+
+
+def _has_all(row: Row, taken: Taken, has_place: HasPlace) -> bool:
+    """Return whether there may be something at all targets of a row."""
+    return all(has_place(each, taken.captures) for each in row.targets)
 
 
 def _without_place(

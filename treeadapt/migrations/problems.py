@@ -173,6 +173,10 @@ _KINDS = {
         "number",
         "rows take different numbers of one node; write the same take in each for",
     ),
+    "mixed": (
+        "row",
+        "the target spells names in two ways, and a table writes one: rename some of",
+    ),
     "unseen": (
         "leaf",
         "a function needs the shape of, and no target has it: pass one with",
