@@ -20,6 +20,7 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration, require_dtypes
 from treeadapt.migrations.rows import Row
+from treeadapt.porting.measure import answers_of, apart, errors_of, require_alike
 from treeadapt.porting.wrong_rows.tables import (
     Case,
     Place,
@@ -31,6 +32,10 @@ from treeadapt.porting.wrong_rows.tables import (
 from treeadapt.text.names import listing, plural, section
 from treeadapt.trees.describing import describe
 from treeadapt.trees.state_dict import to_flat_dict
+
+_CANCELS = "another number added to all of it cancels"
+_MOST_DOUBLES = 1_500  # tables with two edits of one row
+_MOST_DOUBLED = 3  # rows, the likeliest, that are edited twice
 
 #: How many answers agree before one differs, negative, and how much that one does.
 _Score: TypeAlias = tuple[int, float]
@@ -66,15 +71,20 @@ class WrongRows:
 
     Attributes:
         found: whether ``migration`` as a whole answers within the tolerance.
-        before: largest difference of the answers, relative to the largest answer.
+        before: largest difference of the answers: of an entry, relative to itself or,
+            if that is more, to three times the median of its array. Integers that
+            differ are infinitely far apart.
         after: the same with the mended table.
         changes: the rows that are wrong: each has ``rows`` and ``alternatives`` as
             texts, ``why``, and ``error``, the difference without this change.
         others: changes that do as well as one of these, as texts.
         ranked: texts of rows and the least difference with a change of each, least
             first, if nothing was found.
-        unseen: rows of leaves whose numbers are all equal, about which answers alone
-            say nothing.
+        unseen: rows of which the answers say nothing. Of the old model as a function,
+            rows with a leaf whose numbers, changed alone, change no answer, as of a
+            head that hidden states never read. A bias that no answer can depend on,
+            because a softmax cancels it, is there with that reason. Of answers alone,
+            rows of leaves whose numbers are all equal.
         evaluations: how often the model or the reference was called.
         tried: how many tables were tried.
         migration: the mended table; the given one if nothing is wrong; None if none
@@ -91,9 +101,12 @@ class WrongRows:
     evaluations: int
     tried: int
     migration: Migration | None
+    _why_unseen: str = dataclasses.field(default="", repr=False)
 
     def __str__(self) -> str:
-        text = f"No row is wrong: the answers differ by {self.after:.2g}."
+        is_seen = all(text.endswith(f"({_CANCELS})") for text in self.unseen)
+        rows = "No row" if is_seen else "No row that the answers depend on"
+        text = f"{rows} is wrong: the answers differ by {self.after:.2g}."
         if self.changes:
             count = plural(len(self.changes), "change")
             text = f"{count}: the answers differ by {self.after:.2g}"
@@ -109,9 +122,9 @@ class WrongRows:
         ranked = [f"{error:.2g}  {text}" for text, error in self.ranked]
         lines += section("least difference with a change of one row:", ranked)
         if self.unseen:
-            text = "not seen, because all numbers of a leaf are equal"
-            cure = "Pass the reference as a function"
-            lines.append(f"{text}: {listing(self.unseen)}. {cure}.")
+            lines.append(
+                f"not seen, because {self._why_unseen}: {listing(self.unseen)}."
+            )
         calls = plural(self.evaluations, "evaluation")
         return "\n".join([*lines, f"{calls}, {plural(self.tried, 'table')} tried"])
 
@@ -149,11 +162,11 @@ def find_wrong_rows(
         reference: the old model: a function that is called with a flat dict of arrays
             of NumPy under the old names and answers like ``model``; or its answers to
             ``source``. A function finds more, because its arrays can be changed.
-        tolerance: largest difference that is rounding, relative to the largest number
-            of an answer.
+        tolerance: largest difference that is rounding, as in ``WrongRows.before``.
         width: how many tables each step of the search goes on from.
         depth: how many edits the search goes from the given table.
-        limit: of calls of the model and the reference, which are five or more.
+        limit: of calls of the model and the reference, which are five or more. A right
+            table takes 2; with a function 4, and one or two more for each leaf.
         seed: of the numbers by which arrays are changed.
 
     Returns:
@@ -211,7 +224,7 @@ class _Search:
         is_function = callable(theirs)
         if is_function:
             theirs = self._called(theirs, dict(self.flat))
-        self.cases = [Case(self.flat, _answers(theirs))]
+        self.cases = [Case(self.flat, answers_of(theirs))]
         before, _ = self._compared(self.cases[0], ())
         if is_function:
             leaves = self._shaken(rng)
@@ -226,12 +239,18 @@ class _Search:
             state, others = self._refined(state)
             changes = tuple(self._change(state, u) for u in self.tables.units(state))
             migration = self.tables.built(state)
-            params = migration(self.flat, self.tables.likes)
-            self.left += 1
-            ours = self._called(self.model, self.tables.tree(params))
-            after, _ = self._difference(ours, self.cases[0].answers)
+            if state:  # the table as it is written, not as it was put together
+                params = migration(self.flat, self.tables.likes)
+                self.left += 1
+                ours = self._called(self.model, self.tables.tree(params))
+                after, _ = self._difference(ours, self.cases[0].answers)
             if not after <= self.tolerance:
                 migration, changes, others, after = None, (), (), before
+        unseen = self._unseen()
+        why = "all numbers of a leaf are equal, and the reference is not a function"
+        if is_function:
+            unseen = self._unread() if migration is not None else ()
+            why = "no answer depends on a leaf"
         least = (
             () if migration else sorted(self.least.items(), key=lambda pair: pair[1])
         )
@@ -242,10 +261,11 @@ class _Search:
             changes=changes,
             others=others,
             ranked=tuple((_text(self.tables.rows((), x)[0]), e) for x, e in least),
-            unseen=() if is_function else self._unseen(),
+            unseen=unseen,
             evaluations=self.evaluations,
             tried=len(self.seen),
             migration=migration,
+            _why_unseen=why,
         )
 
     def _found(self) -> State | None:
@@ -262,6 +282,27 @@ class _Search:
             state = self._beam(start, self.cases[-1], self.depth)
             if state is not None and self._answers_right(state):
                 return state
+        return self._doubled() if self.depth > 1 else None
+
+    def _doubled(self) -> State | None:
+        """Return a table with two edits in one row that answers right.
+
+        An order whose inverse is meant takes two, and the first may lead away.
+        """
+        tables, count = self.tables, 0
+        for place in sorted(self.least, key=self.least.__getitem__)[:_MOST_DOUBLED]:
+            for once, _ in tables.options(place, tables.rows((), place)):
+                for rows, why in tables.options(place, once):
+                    state = tables.edited((), {place: rows})
+                    count += 1
+                    if count > _MOST_DOUBLES:
+                        return None
+                    if state in self.seen:
+                        continue
+                    self.seen.add(state)
+                    tables.reasons.setdefault((place, rows), why)
+                    if self._answers_right(state):
+                        return state
         return None
 
     def _shown(self) -> State:
@@ -272,9 +313,15 @@ class _Search:
         """
         tables, case = self.tables, self.cases[-1]
         first, numbers = tables.classes(), np.zeros(tables.num_ids, complex)
+        positive = [np.zeros(0, int)]
         for path, ids in tables.ids[0].items():
             if can_be_shaken(case.leaves[path]):
                 numbers[ids.astype(int)] = case.leaves[path]
+                if (case.leaves[path] >= 0).all():
+                    positive.append(first[ids.astype(int)].reshape(-1))
+        # What may be a variance stays positive, or all answers are NaN.
+        every = np.concatenate(positive)
+        numbers[every] = np.abs(numbers[every])
         hidden: dict[Place, dict[str, Any]] = {}
         for place in (place for place in tables.places if not place[0]):
             row = tables.groups(place)[0].row
@@ -319,7 +366,7 @@ class _Search:
                 if len(new) == 1 and case is self.cases[-1]:
                     ((place, _),) = new
                     self.least[place] = min(gap, self.least.get(place, math.inf))
-                fitting += [new] * (gap <= self.tolerance)
+                fitting += [new] * (gap <= self.tolerance and self.tables.is_whole(new))
                 scored.append((score, self._cost(new), new, places))
             if fitting:
                 return min(fitting, key=self._cost)
@@ -373,15 +420,19 @@ class _Search:
     def _answers_right(self, state: State) -> bool:
         """Return whether a table answers right on all numbers."""
         cases = reversed(self.cases)
-        return all(self._compared(case, state)[0] <= self.tolerance for case in cases)
+        is_right = all(self._compared(c, state)[0] <= self.tolerance for c in cases)
+        return is_right and self.tables.is_whole(state)
 
     def _compared(self, case: Case, state: State) -> tuple[float, _Score]:
         """Return how much the answers differ, and how good that is in a search."""
-        params = self.tables.params(case, state)
-        if params is None:
-            return math.inf, (1, math.inf)
-        ours = self._called(self.model, self.tables.tree(params))
-        return self._difference(ours, case.answers)
+        if state not in case.compared:
+            params = self.tables.params(case, state)
+            if params is None:
+                return math.inf, (1, math.inf)
+            ours = self._called(self.model, self.tables.tree(params))
+            case.compared[state] = self._difference(ours, case.answers)
+        compared: tuple[float, _Score] = case.compared[state]
+        return compared
 
     def _called(self, function: Callable[[Any], Any], value: Any) -> list[Any]:
         """Return what a model answers."""
@@ -389,24 +440,16 @@ class _Search:
             raise _LimitError
         self.left -= 1
         self.evaluations += 1
-        return _answers(function(value))
+        return answers_of(function(value))
 
     def _difference(self, ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
         """Return the largest difference of answers, and the score."""
-        shapes = [[array.shape for array in each] for each in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            raise MigrationError(
-                f"The model answers with arrays of shapes {shapes[0]}, the reference "
-                f"with {shapes[1]}. Let both return the same, in the same order."
-            )
-        largest: list[float] = []
-        rms: list[float] = []
-        for one, two in zip(ours, theirs, strict=True):
-            with np.errstate(all="ignore"):
-                apart = np.abs(one - two) / (np.max(np.abs(two), initial=0) or 1)
-                apart = apart if np.isfinite(apart).all() else np.full(1, np.inf)
-                largest.append(float(np.max(apart, initial=0)))
-                rms.append(float(np.sqrt(np.mean(apart**2))))
+        require_alike(ours, theirs)
+        errors = [errors_of(*both) for both in zip(ours, theirs, strict=True)]
+        largest = [float(np.max(each, initial=0)) for each in errors]
+        # Most that finite numbers differ by; entries that never match count as that.
+        bounded = (np.minimum(each, 2.0) for each in errors if each.size)
+        rms = [float(np.sqrt(np.mean(each**2))) for each in bounded]
         agree = [each <= self.tolerance for each in largest]
         place = agree.index(False) if False in agree else len(agree)
         return max(largest, default=0.0), (-place, [*rms, 0.0][place])
@@ -425,10 +468,44 @@ class _Search:
                 if not can_be_shaken(leaf):
                     continue
                 shift = 0.1 * rng.normal(size=leaf.shape) * (leaf == 0)
+                if leaf.dtype.kind != "c" and (leaf >= 0).all():
+                    shift = np.abs(shift)  # it may be a variance
                 noise = np.exp(0.3 * rng.normal(size=leaf.shape))
                 new = leaf * factor if is_bound else leaf * noise + shift
                 leaves[path] = np.asarray(new).astype(leaf.dtype)
         return leaves
+
+    def _unread(self) -> tuple[str, ...]:
+        """Return the rows with a leaf on whose numbers no answer depends."""
+        leaves = {
+            path: group.row.text
+            for group in self.tables.plans[0].groups
+            for path in group.source_paths
+            if can_be_shaken(self.flat[path])
+        }
+        reasons: dict[str, str] = {}  # of rows, by their text
+        for path, row in leaves.items():
+            try:
+                reason = None if reasons.get(row) == "" else self._reason_unread(path)
+            except _LimitError:
+                reason = ""  # of what is left, nobody knows
+            if reason is not None:
+                reasons[row] = reason
+        return tuple(f"{row} ({why})" if why else row for row, why in reasons.items())
+
+    def _reason_unread(self, path: str) -> str | None:
+        """Return why no answer depends on a leaf, if known; None if one does."""
+        case, before = self.cases[-1], self.cases[0].leaves
+        answers = self._called(self.reference, {**case.leaves, path: before[path]})
+        if apart(answers, case.answers) > self.tolerance:
+            return None
+        # What is read and cancels leaves a trace of rounding; what is not read, none.
+        are_same = all(map(np.array_equal, answers, case.answers))
+        if are_same or before[path].ndim != 1:
+            return ""
+        shifted = np.asarray(case.leaves[path] + 1).astype(before[path].dtype)
+        answers = self._called(self.reference, {**case.leaves, path: shifted})
+        return _CANCELS if apart(answers, case.answers) <= self.tolerance else ""
 
     def _unseen(self) -> tuple[str, ...]:
         """Return the rows of leaves whose numbers are all equal."""
@@ -439,20 +516,6 @@ class _Search:
             if any((leaf == leaf.flat[0]).all() for leaf in leaves):
                 texts[group.row.text] = None
         return tuple(texts)
-
-
-def _answers(value: Any) -> list[Any]:
-    """Return answers as a list of arrays of NumPy, which can be compared."""
-    arrays = [*map(np.asarray, value if isinstance(value, list | tuple) else [value])]
-    try:
-        kinds = ["complex128" if a.dtype.kind == "c" else "float64" for a in arrays]
-        if any(array.size for array in arrays):
-            return [a.astype(kind) for a, kind in zip(arrays, kinds, strict=True)]
-    except (TypeError, ValueError):
-        pass  # of what is not a number
-    raise MigrationError(
-        f"Expected an array, or a list of arrays, as the answer, got {describe(value)}."
-    )
 
 
 def _equal(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:

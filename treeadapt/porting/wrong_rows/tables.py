@@ -21,6 +21,7 @@ from treeadapt.migrations.group import Group, shape_of
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.planning import fits, plan_groups
 from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.rows import Row
 from treeadapt.migrations.run_group import is_moved, run_group
 from treeadapt.migrations.running import run
 from treeadapt.porting.row_edits import (
@@ -50,6 +51,7 @@ class Case:
         leaves: the arrays, by path.
         answers: of the reference.
         remembered: what rows of the first table made of them.
+        compared: how far the answers of a table were from these, and its score.
     """
 
     leaves: Mapping[str, Any]
@@ -57,6 +59,7 @@ class Case:
     remembered: dict[tuple[Place, Rows], dict[str, Any]] = dataclasses.field(
         default_factory=dict
     )
+    compared: dict[State, Any] = dataclasses.field(default_factory=dict)
 
 
 class Tables:
@@ -83,6 +86,7 @@ class Tables:
         self.exchange = functools.cache(self._exchange)
         self.reasons: dict[tuple[Place, Rows], str] = {}
         self._groups: dict[tuple[Place, Rows], list[Group]] = {}
+        self._wholes: dict[State, bool] = {(): True}
         self.places: list[Place] = []
         for number, each in enumerate(self.plans):
             for place, row in enumerate(each.rows):
@@ -190,19 +194,23 @@ class Tables:
         if place[0] != other[0] or len(rows) > 1 or len(others) > 1:
             return []
         plan, wanted = self.plans[place[0]], (self.made(*one), self.made(*two))
-        paths = [*self.taken(place), *self.taken(other)]
+        paths = self.taken(place), self.taken(other)
         shapes = [sorted(map(str, each.values())) for each in wanted]
         # Keys and integers pass on as they are.
-        may_exchange_sources = all(can_be_shaken(plan.source[path]) for path in paths)
+        may_exchange_sources = all(
+            can_be_shaken(plan.source[path]) for path in itertools.chain(*paths)
+        )
         every: list[tuple[tuple[Rows, Rows], str]] = []
         for new, new_other, is_target in exchanges(rows[0], others[0], plan.sizes):
             if not (shapes[0] == shapes[1] if is_target else may_exchange_sources):
                 continue
             pairs = (place, new), (other, new_other)
             made = wanted[::-1] if is_target else wanted
+            # A row may match leaves of the other, too: see ``_in_order``.
+            taken = paths if is_target else paths[::-1]
             if all(
-                self._fits(at, (row,), likes, filter(row.takes, paths))
-                for (at, row), likes in zip(pairs, made, strict=True)
+                self._fits(at, (row,), likes, some)
+                for (at, row), likes, some in zip(pairs, made, taken, strict=True)
             ):
                 side = "targets" if is_target else "sources"
                 every.append((((new,), (new_other,)), f"two {side} exchanged"))
@@ -328,7 +336,7 @@ class Tables:
         pairs = zip(self.migration.tables, self.plans, strict=True)
         for number, (table, plan) in enumerate(pairs):
             places = [(number, place) for place in range(len(plan.rows))]
-            rows = [row for place in places for row in self.rows(state, place)]
+            rows = self._in_order(state, places)
             changed = [pair for pair in state if pair[0][0] == number]
             filled = {path for pair in changed for path in self.made(*pair)}
             names = {name for row in rows for name in row.names}
@@ -337,6 +345,43 @@ class Tables:
             typed = [row.typed() for row in rows]
             tables.append(Migration(typed, sizes=sizes, new=new))
         return functools.reduce(Migration.then, tables)
+
+    def is_whole(self, state: State) -> bool:
+        """Return whether the migration that a state means can be written."""
+        if state not in self._wholes:
+            try:
+                built = self.built(state)
+                _, problems = built.planned(self.plans[0].source, self.likes)
+                self._wholes[state] = not problems.texts
+            except MigrationError:
+                self._wholes[state] = False
+        return self._wholes[state]
+
+    def _in_order(self, state: State, places: Iterable[Place]) -> list[Row]:
+        """Return the rows of a table, the narrower before one that takes its leaves."""
+        rows: list[tuple[Row, list[str]]] = []
+        for place in places:
+            for row in self.rows(state, place):
+                groups = self._groups.get((place, self.rows(state, place)), [])
+                taken = (g.source_paths for g in groups if g.row is row)
+                rows.append((row, [*itertools.chain(*taken)]))
+        for _ in range(len(rows) if state else 0):
+            stray = next(
+                (
+                    (wide, narrow)
+                    for narrow, (_, paths) in enumerate(rows)
+                    for wide in range(narrow)
+                    if paths
+                    and any(map(rows[wide][0].takes, paths))
+                    and not any(map(rows[narrow][0].takes, rows[wide][1]))
+                ),
+                None,
+            )
+            if stray is None:
+                break
+            wide, narrow = stray
+            rows.insert(wide, rows.pop(narrow))
+        return [row for row, _ in rows]
 
 
 def can_be_shaken(leaf: Any) -> bool:
