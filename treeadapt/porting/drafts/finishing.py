@@ -16,7 +16,7 @@ from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.merging import canonical, is_guess, merged
 from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
 from treeadapt.porting.drafts.numbers import find_origins
-from treeadapt.porting.drafts.ordering import apart
+from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.rows import DraftRow, Hole
 from treeadapt.porting.drafts.values import find_links, leaf_of
 from treeadapt.porting.drafts.writing import (
@@ -96,7 +96,7 @@ def finished(
     )
     united = [_bare(row, source, target) for row in live]
     texts, sizes = written(_in_order(united))
-    texts = apart(texts, [*source.leaves])
+    texts = rows_apart(texts, [*source.leaves])
     texts, sizes = with_first_layers(texts, sizes)
     texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
     migration = as_table(texts, sizes)

@@ -19,7 +19,7 @@ from treeadapt.text.names import listing
 _CAPTURE = re.compile(r"(?<!\\)\{([^\W\d]\w*)\}")
 
 
-def apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
+def rows_apart(rows: Sequence[WrittenRow], paths: Sequence[str]) -> list[WrittenRow]:
     """Put each row below those whose leaves it would take.
 
     Where two would take leaves of each other, or one would take a leaf that no row is
