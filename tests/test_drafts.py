@@ -634,6 +634,8 @@ def test_sizes_that_were_seen_are_marked_until_another_size_agrees():
     draft = ta.draft_migration(*heads_of_two_halves(4, 6))
     assert draft.migration.sizes == {"two": 2, "d": 3}
     assert [row.notes.check for row in draft.migration.rows] == ["sizes"]
+    assert "draft.check at another size" in draft.summary
+    assert "find_wrong_rows" not in draft.summary
     same = draft.check(*heads_of_two_halves(4, 6))
     assert same
     assert same.migration == draft.migration
@@ -838,6 +840,33 @@ def test_numbers_after_those_of_another_row_begin_at_a_size():
     assert 'from = "h.{l+dense}.w : o i"' in text
     rows = [row.typed() for row in draft.migration.rows]
     moves_alike(ta.Migration(rows, sizes={"dense": 3}), *first_dense(3, 7))
+
+
+@pytest.mark.parametrize("names", ["own", "of a filled leaf"])
+def test_what_a_function_leaves_at_zero_is_filled_with_zeros(names):
+    """Whisper's keys have no bias, and models whose attention has one keep zeros."""
+    last = "b" if names == "own" else "q"
+
+    def convert(leaves):
+        made = {f"l/{n}/q": leaves[f"l.{n}.q"].T for n in range(len(leaves))}
+        return made | {
+            f"l/{n}/{last}{n}": np.zeros(4, "f4") for n in range(len(leaves))
+        }
+
+    small = float32({f"l.{n}.q": np.zeros((11, 5)) for n in range(3)})
+    draft = ta.draft_migration(small, convert=convert)
+    assert not draft.missing
+    assert rests_on_numbers(draft)
+    want = convert(small)
+    assert not ta.tree_diff(draft.migration(small, want), want, values=True)
+    assert not ta.tree_diff(draft.migration.inverse(want, small), small, values=True)
+    assert "[new]" in draft.to_toml()
+
+
+def test_zeros_of_two_trees_are_not_said_to_be_left():
+    wide = float32({"a": np.zeros((11, 5))})["a"]
+    draft = ta.draft_migration({"a": wide}, {"b": wide, "bias": np.zeros(4, "f4")})
+    assert draft.missing == ("bias",)
 
 
 # --- held against another configuration ---

@@ -17,7 +17,7 @@ from treeadapt.porting.drafts.inputs import read_side
 from treeadapt.text.names import fold, listing, plural
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
-_ANSWERED = frozenset({"scale", "sizes"})
+ANSWERED = frozenset({"scale", "sizes"})
 
 #: Shapes by path.
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -116,7 +116,7 @@ def _without_answered_marks(migration: Migration, rows: Collection[Row]) -> Migr
         if row not in rows or not row.notes.check:
             return source, value
         target, options = value
-        left = [each for each in row.notes.check.split(", ") if each not in _ANSWERED]
+        left = [each for each in row.notes.check.split(", ") if each not in ANSWERED]
         options = {name: options[name] for name in options if name != "check"}
         options |= {"check": ", ".join(left)} if left else {}
         return source, (target, options) if options else target

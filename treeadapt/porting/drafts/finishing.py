@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from treeadapt.migrations.migration import Migration
 from treeadapt.porting.drafts.evidence import Evidence
@@ -99,9 +99,11 @@ def finished(
     texts = rows_apart(texts, [*source.leaves])
     texts, sizes = with_first_layers(texts, sizes)
     texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
-    migration = as_table(texts, sizes)
+    zeros = _zeros(evidence, {path for row in united for path in row.target_paths})
+    migration = as_table(texts, sizes, dict.fromkeys(zeros, "zeros"))
     pairs = _pairs(migration, united, source, target)
     filled = {path for targets in pairs.values() for path in targets}
+    filled |= {path for paths in zeros.values() for path in paths}
     doubtful = {
         path for each in texts if each.row.checks for path in each.row.source_paths
     }
@@ -126,6 +128,27 @@ def finished(
         sizes,
         {path: leaf.shape for path, leaf in source.leaves.items()},
     )
+
+
+def _zeros(evidence: Evidence, filled: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return what a function leaves at zero, whatever the source: patterns and paths.
+
+    As the bias of the keys, which the source lacks. Numbers of a pair of arrays do not
+    show that: what is zero there may be a bias that nobody trained.
+    """
+    if len(evidence.calls) < 2:
+        return {}
+    every = evidence.target.leaves
+    left = [path for path in every if path not in filled]
+    zeros = [p for p in left if not any(t.array(p).any() for _, t in evidence.calls)]
+    patterns: dict[str, tuple[str, ...]] = {}
+    for drop in dropping(zeros):
+        (text,), paths = drop.sources, tuple(drop.row.source_paths)
+        takes = {path for path in every if drop.read.takes(path)}
+        is_apart = takes == {*paths}
+        alone = {one.sources[0]: (p,) for p in paths for one in dropping([p])}
+        patterns |= {text: paths} if is_apart else alone
+    return patterns
 
 
 def _sharing(

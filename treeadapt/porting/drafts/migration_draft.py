@@ -9,7 +9,12 @@ from typing import Any
 
 from treeadapt.migrations.files import MIGRATION_FILE
 from treeadapt.migrations.migration import Migration
-from treeadapt.porting.drafts.checking import DraftCheck, Shapes, compared_with
+from treeadapt.porting.drafts.checking import (
+    ANSWERED,
+    DraftCheck,
+    Shapes,
+    compared_with,
+)
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.porting.drafts.writing import WrittenRow, alone
 from treeadapt.text.data_files import VERSION
@@ -28,6 +33,7 @@ _SEEN = (
 )
 _MOST_NOTES = 6  # above a row
 _COMPARE = "Compare the answers of both models; ta.find_wrong_rows names a wrong row."
+_RESIZE = "draft.check at another size answers the marks 'sizes' and 'scale'."
 _KINDS = ("by values", "to check")
 
 
@@ -100,6 +106,9 @@ class MigrationDraft:
             lines += _SEEN
         if not self._rows:
             lines.append("rows = []")
+        if self.migration._new:
+            lines += ["", "# The function leaves these at zero, whatever the source:"]
+            lines += ["[new]", *MIGRATION_FILE.field_lines(self.migration._new)]
         for each in self._rows:
             if each.row.is_rest:
                 lines += self._drops()
@@ -167,7 +176,9 @@ class MigrationDraft:
         parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
         head = plural(len(self._rows), "row")
         lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
-        lines += [_COMPARE] if counts["to check"] else []
+        marks = {mark for each in self._rows for mark in each.row.checks}
+        lines += [_COMPARE] if marks - ANSWERED else []
+        lines += [_RESIZE] if marks & ANSWERED else []
         for noun, paths in (
             ("of the target that nothing fills", self.missing),
             ("of the source without a partner", self.unexpected),

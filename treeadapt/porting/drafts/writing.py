@@ -90,9 +90,13 @@ def alone(texts: tuple[str, ...]) -> Any:
     return texts[0] if len(texts) == 1 else texts
 
 
-def as_table(rows: Iterable[WrittenRow], sizes: Mapping[str, int]) -> Migration:
+def as_table(
+    rows: Iterable[WrittenRow],
+    sizes: Mapping[str, int],
+    new: Mapping[str, str] | None = None,
+) -> Migration:
     """Return the table of some rows."""
-    return Migration([each.pair for each in rows], sizes=sizes or None)
+    return Migration([each.pair for each in rows], sizes=sizes or None, new=new)
 
 
 def with_sizes(row: DraftRow) -> WrittenRow:
