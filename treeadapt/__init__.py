@@ -31,7 +31,7 @@ All others, by task::
                  set_opt_state schedule_free_eval_params
     checkpoints  compare_checkpoint LoadReport read_metadata load_torch_state
     migrations   Migration load_migration MigrationPlan draft_migration MigrationDraft
-                 find_wrong_rows WrongRows
+                 find_wrong_rows WrongRows match_models ModelMatch
     sharding     partition_specs named_shardings opt_state_shardings init_sharded
                  shard_largest
     viewing      tree_diff TreeDiff Difference Summary MemoryPlan
@@ -65,6 +65,8 @@ _NAMES_IN = {
     "patterns.glob": "escape",
     "porting.drafts.draft": "draft_migration",
     "porting.drafts.migration_draft": "MigrationDraft",
+    "porting.matching.match": "match_models",
+    "porting.matching.model_match": "ModelMatch",
     "porting.wrong_rows.find": "WrongRows find_wrong_rows",
     "reports.diff": "Difference TreeDiff tree_diff",
     "reports.memory": "MemoryPlan",

@@ -47,6 +47,8 @@ from treeadapt.optimizers.load import load_optimizer
 from treeadapt.patterns.glob import escape
 from treeadapt.porting.drafts.draft import draft_migration
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
+from treeadapt.porting.matching.match import match_models
+from treeadapt.porting.matching.model_match import ModelMatch
 from treeadapt.porting.wrong_rows.find import WrongRows, find_wrong_rows
 from treeadapt.reports.diff import Difference, TreeDiff, tree_diff
 from treeadapt.reports.memory import MemoryPlan
@@ -112,6 +114,7 @@ __all__ = [
     "MigrationDraft",
     "MigrationError",
     "MigrationPlan",
+    "ModelMatch",
     "NoArraysError",
     "OverlapError",
     "Params",
@@ -170,6 +173,7 @@ __all__ = [
     "load_rules",
     "load_torch_state",
     "map_where",
+    "match_models",
     "merge",
     "named_shardings",
     "node",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,6 +73,34 @@ def draft_migration(
         1 row: 1 by values.
         'h.{l}.q.weight : (h d) e' -> 'blocks/q : l e h d'
     """
+    return draft_marked(
+        source, target, convert=convert, synonyms=synonyms, decode=decode
+    )
+
+
+def draft_marked(
+    source: Any,
+    target: Any = None,
+    *,
+    convert: Callable[[Any], Any] | None = None,
+    synonyms: str | os.PathLike[str] | None = None,
+    decode: bool = True,
+    marks: Mapping[str, str] | None = None,
+) -> MigrationDraft:
+    """Write a draft in which the rows of some leaves have a mark.
+
+    Args:
+        source: as in ``draft_migration``.
+        target: as there.
+        convert: as there.
+        synonyms: as there.
+        decode: as there.
+        marks: for paths of the source what their row rests on besides numbers.
+
+    Raises:
+        MigrationError: as there.
+        CheckpointError: as there.
+    """
     words = load_words(synonyms)
     source_side = read_side(source, what="the source", decode=decode)
     notes: list[str] = []
@@ -91,11 +119,17 @@ def draft_migration(
         other = read_side(target, paths, "the target", decode=decode)
         calls = [(source_side, other)]
     evidence = Evidence(calls)
-    rows = _rows(evidence, words, notes)
+    rows = [_marked(row, marks or {}) for row in _rows(evidence, words, notes)]
     unread = []
     if conversion is not None:
         unread = conversion.unread([*evidence.left(filter(_is_live, rows))[0]])
     return finished(evidence, rows, unread, notes)
+
+
+def _marked(row: DraftRow, marks: Mapping[str, str]) -> DraftRow:
+    for path in row.source_paths:
+        row = row.marked(marks[path]) if path in marks else row
+    return row
 
 
 def _is_live(row: DraftRow) -> bool:

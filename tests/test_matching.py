@@ -1,0 +1,294 @@
+"""``match_models``: a table is found, or nothing is claimed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import matched
+import numpy as np
+import pytest
+from matched import (
+    Decoder,
+    Encoder,
+    Pair,
+    decoder,
+    encoder,
+    recurrent,
+    silent,
+)
+from sizes import slow_but
+from wrong_models import MODELS
+
+import treeadapt as ta
+
+
+@pytest.fixture(autouse=True)
+def broadcasting():
+    """Let the models broadcast, as people write them."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def fresh(pair: Pair, seed: int = 8) -> matched.Arrays:
+    return matched.arrays({p: x.shape for p, x in pair.source.items()}, seed)
+
+
+def assert_found(pair: Pair, found: ta.ModelMatch) -> None:
+    assert found.found, found
+    assert found.migration is not None
+    assert pair.after(found.migration, fresh(pair)) < 1e-4
+
+
+def line(**changed: object) -> Pair:
+    """One linear map with a bias."""
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype("f4")
+    source = {"w": np.zeros((3, 5), "f4"), "b": np.ones(3, "f4")}
+    target = {"kernel": np.zeros((5, 3), "f4"), "bias": np.zeros(3, "f4")}
+    pair = Pair(
+        "line",
+        source,
+        target,
+        lambda p: np.tanh(x @ p["kernel"] + p["bias"]),
+        lambda p: np.tanh(x @ p["w"].T + p["b"]),
+    )
+    return dataclasses.replace(pair, **changed)
+
+
+def test_numbers_of_the_source_are_not_needed():
+    found = line().match()
+    assert found.found
+    assert found.migration == ta.Migration({"b": "bias", "w : o i": "kernel : i o"})
+    assert found.evaluations < 40
+
+
+def test_a_llama_is_found_with_its_rotary_halves():
+    pair = decoder()
+    found = pair.match()
+    assert_found(pair, found)
+    assert found.evaluations <= 500
+
+
+def test_names_that_say_nothing_give_the_same_rows():
+    pair = silent(decoder())
+    assert_found(pair, pair.match())
+
+
+def test_the_head_may_be_a_copy_of_the_embedding():
+    pair = encoder(Encoder(tied=True))
+    found = pair.match()
+    assert_found(pair, found)
+    (row,) = (r for r in found.migration.rows if "emb.word" in r.text)
+    assert len(row.targets) == 2
+
+
+@pytest.mark.slow
+def test_the_vocabulary_may_be_padded():
+    pair = encoder(Encoder(padding=5))
+    assert_found(pair, pair.match())
+
+
+@pytest.mark.slow
+def test_a_factor_may_be_the_root_of_a_size():
+    pair = encoder(Encoder(), Encoder(scaled=True))
+    assert_found(pair, pair.match())
+
+
+def test_gates_may_be_in_another_order():
+    found = recurrent("fiog").match()
+    assert found.after < 1e-4
+    assert found.found or "no table says it" in found.why[-1]
+
+
+def test_key_biases_are_left_to_names_and_said():
+    found = encoder().match()
+    keys = {"layer.0.key.bias", "layer.1.key.bias"}
+    assert keys in [{*paths} for paths in found.undecided]
+    marks = {r.notes.check for r in found.migration.rows if "key" in r.text}
+    assert any("names" in mark for mark in marks)
+
+
+def test_what_the_inputs_do_not_reach_is_unseen():
+    x = np.array([0, 2, 2])
+    pair = line(
+        source={"emb": np.zeros((5, 3), "f4")},
+        target={"table": np.zeros((5, 3), "f4")},
+        model=lambda p: jnp.sin(p["table"][x]),
+        reference=lambda p: np.sin(p["emb"][x]),
+    )
+    found = pair.match()
+    assert found.found
+    assert found.verdict == "proved but for unseen"
+    assert found.unseen == {"table": pytest.approx(0.6)}
+    untraced = dataclasses.replace(
+        pair, model=lambda p: np.sin(np.asarray(p["table"])[x])
+    )
+    assert untraced.match().unseen == {"table": pytest.approx(0.6)}
+
+
+def test_leaves_without_influence_are_dropped_or_kept():
+    plain = line()
+    pair = line(
+        source={**plain.source, "rate": np.ones(7, "f4"), "steps": np.arange(3)},
+        target={
+            **plain.target,
+            "mean": np.ones((2, 2), "f4"),
+            "count": np.zeros((), int),
+        },
+    )
+    found = pair.match()
+    assert found.found
+    assert found.unused == ("rate",)
+    assert {*found.kept} == {"mean", "count"}
+    marked = {row.text: row.notes.check for row in found.migration.rows}
+    assert marked["steps"] == "integers"
+    params = found.migration(pair.source, pair.target)
+    assert params["mean"] is pair.target["mean"] or (params["mean"] == 1).all()
+
+
+def test_epsilons_that_differ_where_numbers_are_small_are_not_a_table():
+    found = encoder(Encoder(), Encoder(epsilon=1e-6)).match()
+    assert not found.found
+    assert found.migration is None
+    assert found.verdict == "nearest"
+    assert any("epsilon" in why for why in found.why)
+
+
+def test_a_kind_of_gelu_is_nearest():
+    found = encoder(Encoder(), Encoder(exact=False)).match()
+    assert found.verdict == "nearest"
+    assert 1e-4 < found.after < 0.05
+
+
+def test_constant_models_never_match():
+    found = line(model=lambda p: np.ones(3), reference=lambda p: np.ones(3)).match()
+    assert not found.found
+    found = line(
+        model=lambda p: np.full(3, np.nan), reference=lambda p: np.full(3, np.nan)
+    ).match()
+    assert not found.found
+
+
+def test_bfloat16_is_cast_up_and_said():
+    plain = line()
+    pair = line(
+        source={k: x.astype(jnp.bfloat16) for k, x in plain.source.items()},
+        target=jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), plain.target),
+    )
+    found = pair.match()
+    assert found.found
+    assert any("cast up" in why for why in found.why)
+    assert found.migration(pair.source)["kernel"].dtype == jnp.bfloat16
+
+
+def test_answers_in_place_of_a_function_are_drafted_and_mended():
+    rng = np.random.default_rng(0)
+    source = {
+        "fc.weight": rng.normal(size=(3, 5)).astype("f4"),
+        "fc.bias": rng.normal(size=3).astype("f4"),
+    }
+    pair = line(
+        target={"fc": {"kernel": np.zeros((5, 3), "f4"), "bias": np.zeros(3, "f4")}}
+    )
+    x = rng.normal(size=(4, 5)).astype("f4")
+    found = ta.match_models(
+        source,
+        pair.target,
+        lambda p: x @ p["fc"]["kernel"] + p["fc"]["bias"],
+        x @ source["fc.weight"].T + source["fc.bias"],
+    )
+    assert found.found
+    assert "find_wrong_rows" in found.why[0]
+
+
+def test_another_size_takes_the_mark_of_sizes_away_or_refutes_the_table():
+    small = decoder()
+    large = decoder(Decoder(width=9, heads=3, head=4, hidden=7, layers=3))
+    sides = large.source, large.target, large.model, large.reference
+    found = small.match(more=sides)
+    assert found.found == (found.migration is not None)
+    if found.found:
+        assert not any("sizes" in r.notes.check for r in found.migration.rows)
+    wrong = (large.source, large.target, large.model, lambda p: -large.reference(p))
+    refuted = small.match(more=wrong)
+    assert not refuted.found
+    assert "more=" in refuted.why[-1]
+
+
+def test_a_limit_ends_the_search():
+    found = decoder().match(limit=40)
+    assert not found.found
+    assert found.evaluations <= 41
+    assert any("limit" in why for why in found.why)
+
+
+def test_the_report_is_read_by_people_and_by_programs():
+    found = line().match()
+    assert "Found" in str(found)
+    fields = json.loads(found.to_json())
+    assert fields["verdict"] == "proved"
+    assert "kernel" in fields["migration"]
+    nothing = line(model=lambda p: p["bias"], reference=lambda p: 2 * p["b"]).match()
+    assert json.loads(nothing.to_json())["verdict"] == "none"
+    assert "Not found" in str(nothing)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"model": 3}, "function"),
+        ({"source": {"n": np.arange(3)}}, "no array"),
+        ({"model": lambda p: np.ones(2)}, "shapes"),
+        ({"model": lambda p: "text"}, "as the answer"),
+    ],
+)
+def test_what_cannot_be_matched_raises(changed, text):
+    with pytest.raises(ta.MigrationError, match=text):
+        line(**changed).match()
+
+
+def test_errors_of_a_model_pass():
+    def broken(p: object) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        line(model=broken).match()
+
+
+ALIKE = {
+    "decoder": decoder,
+    "encoder": encoder,
+    "tied encoder": lambda: encoder(Encoder(tied=True)),
+    "padded encoder": lambda: encoder(Encoder(padding=5)),
+    "norms first": lambda: encoder(Encoder(post=False)),
+    "recurrent": recurrent,
+    "gates": lambda: recurrent("fiog"),
+    **{make.__name__: lambda make=make: matched.of_table(make) for make in MODELS},
+}
+#: Not found: an embedding scaled by what is no root of a size; three experts that could
+#: be three layers by size; gates in an order that no row of a draft says.
+NOT_FOUND = {"llama", "moe", "gates"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_silent", [False, True], ids=["named", "silent"])
+@pytest.mark.parametrize("name", ALIKE)
+def test_pairs_are_found(name, is_silent):
+    pair = ALIKE[name]()
+    found = (silent(pair) if is_silent else pair).match()
+    if name in NOT_FOUND:
+        assert not found.found
+    else:
+        assert_found(silent(pair) if is_silent else pair, found)
+
+
+ELSEWHERE = dict(matched.elsewhere())
+
+
+@pytest.mark.parametrize("name", slow_but(["epsilon", "GELU"], ELSEWHERE))
+def test_models_that_differ_elsewhere_give_no_table(name):
+    found = ELSEWHERE[name].match(limit=4_000)
+    assert not found.found
+    assert found.migration is None

@@ -1,0 +1,187 @@
+"""The order of the axes of each pair.
+
+All other pairs have numbers that none of their orders changes, and one pair shows
+distinct numbers: an order that answers otherwise than the source is wrong. Orders that
+no answer tells apart are a symmetry, as of values with the map after them: the simplest
+is taken for one pair, the others must fit it, and a choice with which nothing fits is
+taken back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from treeadapt.porting.drafts.rows import numberless
+from treeadapt.porting.matching.orders import KINDS, PLAIN, Blind, Ordering
+from treeadapt.porting.matching.pairs import (
+    MOST_NOISE,
+    DeadEndError,
+    OrderFamily,
+    Pairing,
+)
+from treeadapt.porting.matching.sides import Base, ModelPart, Models, Spot, usual
+
+_MOST_ROUNDS = 40
+#: The largest difference of models that are said to be near.
+NEAREST = 0.05
+_MOST_CHOICES = 3  # of a symmetry, before its pair is given up
+
+#: The orders of one pair that are left: of each place of the target.
+Choices: TypeAlias = tuple[tuple[Ordering, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """One pair, and the order that answers right.
+
+    Attributes:
+        source: part of the source.
+        target: part of the target.
+        orders: at each place of the target.
+        is_certain: whether no other order answers alike, but such as only exchange
+            hidden units, of which the plain one is taken.
+    """
+
+    source: ModelPart
+    target: ModelPart
+    orders: tuple[Ordering, ...]
+    is_certain: bool
+
+
+@dataclasses.dataclass
+class Axes:
+    """The orders of all pairs; ``left`` has those that answer right so far."""
+
+    models: Models
+    family: OrderFamily
+    pairing: Pairing
+    rng: np.random.Generator
+    refused: str = "no order of axes answers right"
+    tolerance: float = 0.0
+
+    def solutions(self) -> Iterator[tuple[Moved, ...]]:
+        """Yield orders for all pairs that answer right as a whole."""
+        left: list[Choices] = []
+        for source, target in self.pairing.pairs:
+            each = (self.family.orders(source.shapes[0], s) for s in target.shapes)
+            left.append(tuple(itertools.product(*each)))
+            if not left[-1]:
+                raise DeadEndError(f"no axes lead from {source.path} to {target.path}")
+        self.tolerance = self._base(left, 0).tolerance
+        yield from self._solved(left, 0)
+        raise DeadEndError(self.refused)
+
+    def _solved(self, left: list[Choices], depth: int) -> Iterator[tuple[Moved, ...]]:
+        """Yield what fits, choosing where nothing else tells orders apart."""
+        idle = 0
+        for kind in range(1, _MOST_ROUNDS):
+            is_last = all(len(each) == 1 for each in left)
+            if self._apart(left) <= (NEAREST if is_last else self.tolerance):
+                yield tuple(self._moved(left))
+            if is_last or idle >= KINDS - 1:
+                break
+            fewer = self._shown(left, kind)
+            if fewer is None:
+                return
+            is_same = all(map(_same_length, left, fewer))
+            idle, left = idle + 1 if is_same else 0, fewer
+        open_ = [place for place, each in enumerate(left) if len(each) > 1]
+        if not open_ or depth > len(left):
+            return
+        chosen = min(open_, key=lambda place: len(left[place]))
+        alike = [p for p in open_ if self._key(p) == self._key(chosen)]
+        for nth in range(min(_MOST_CHOICES, len(left[chosen]))):
+            tried = list(left)
+            for place in alike:
+                tried[place] = left[place][nth : nth + 1] or left[place][:1]
+            yield from self._solved(tried, depth + 1)
+
+    def _key(self, place: int) -> tuple[object, ...]:
+        """Return what pairs have in common that differ in numbers of paths only."""
+        source, target = self.pairing.pairs[place]
+        paths = (source.path, *(each.path for each in target.places))
+        return (*map(numberless, paths), source.shapes, target.shapes)
+
+    def _moved(self, left: Sequence[Choices]) -> Iterator[Moved]:
+        """Yield the first order of each pair, and whether another answers alike."""
+        base = self._base([each[:1] for each in left], 0)
+        for place, each in enumerate(left):
+            first, *others = each
+            most = max(PLAIN, *(order.cost for order in first))
+            rivals = [c for c in others if max(o.cost for o in c) <= most]
+            doubts = self._right(base, place, tuple(rivals)) if rivals else ()
+            yield Moved(*self.pairing.pairs[place], first, not doubts)
+
+    def _apart(self, left: Sequence[Choices]) -> float:
+        """Return how the answers differ with the first order of each pair."""
+        old: dict[Spot, np.ndarray] = {}
+        new: dict[Spot, np.ndarray] = {}
+        for (source, target), each in zip(self.pairing.pairs, left, strict=True):
+            numbers = usual(source.shapes[0], self.rng)
+            old[source.places[0]] = numbers
+            for place, order in zip(target.places, each[0], strict=True):
+                new[place] = order(numbers)
+        return Base(self.models, old, new).noise
+
+    def _shown(self, left: Sequence[Choices], kind: int) -> list[Choices] | None:
+        """Return the orders that answer right when pairs are shown one by one."""
+        base = self._base(left, kind)
+        if base.noise > MOST_NOISE:
+            self.refused = (
+                f"paired part by part, the answers differ by {base.noise:.2g}"
+            )
+            return None if kind > KINDS else list(left)
+        fewer = list(left)
+        known: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
+        for place, each in enumerate(left):
+            if len(each) == 1:
+                continue
+            keys = known.get(self._key(place))
+            likely = tuple(c for c in each if keys and tuple(map(id, c)) in keys)
+            right = self._right(base, place, likely) if likely else ()
+            if len(right) < max(1, len(likely)):
+                right = self._right(base, place, each)
+            if not right:
+                source, target = self.pairing.pairs[place]
+                self.refused = f"no axes of {source.path} to {target.path} answer right"
+                return None
+            fewer[place] = right
+            known[self._key(place)] = {tuple(map(id, choice)) for choice in right}
+        return fewer
+
+    def _right(self, base: Base, place: int, choices: Choices) -> Choices:
+        """Return those of some orders of a pair that answer like its source."""
+        source, target = self.pairing.pairs[place]
+        numbers = usual(source.shapes[0], self.rng)
+        wanted = base.old({source.places[0]: numbers})
+        right = []
+        for choice in choices:
+            pairs = zip(target.places, choice, strict=True)
+            shown = base.new({at: order(numbers) for at, order in pairs})
+            if base.apart(wanted, shown) <= base.tolerance:
+                right.append(choice)
+        return tuple(right)
+
+    def _base(self, left: Sequence[Choices], kind: int) -> Base:
+        """Ask both models with numbers of each pair that its orders do not change."""
+        old: dict[Spot, np.ndarray] = {}
+        new: dict[Spot, np.ndarray] = {}
+        for (source, target), each in zip(self.pairing.pairs, left, strict=True):
+            shape = source.shapes[0]
+            orders = [
+                (shape, place.shape, [*dict.fromkeys(c[nth] for c in each)])
+                for nth, place in enumerate(target.places)
+            ]
+            drawn = Blind([shape], target.shapes, orders).draw(self.rng, kind)
+            old |= drawn.of(0, source)
+            new |= drawn.of(1, target)
+        return Base(self.models, old, new)
+
+
+def _same_length(one: Sequence[object], two: Sequence[object]) -> bool:
+    return len(one) == len(two)

@@ -1,0 +1,285 @@
+"""The way from two models to pairs of all parts: each cut, each family of orders.
+
+Takes both models; gives parts with their partners and orders that answer right on
+numbers that the search did not use, or the dead ends on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from treeadapt.errors import MigrationError
+from treeadapt.porting.drafts.draft import draft_migration
+from treeadapt.porting.matching.axes import NEAREST, Axes, Moved
+from treeadapt.porting.matching.changes import (
+    BlindAnswers,
+    Changes,
+    by_path,
+    find_changes,
+)
+from treeadapt.porting.matching.cuts import cuts
+from treeadapt.porting.matching.judge import Verdict, judge
+from treeadapt.porting.matching.orders import TIERS
+from treeadapt.porting.matching.pairs import (
+    MOST_NOISE,
+    DeadEndError,
+    LikeParts,
+    OrderFamily,
+    Pairing,
+    grouped,
+    least_noise,
+    pairings,
+)
+from treeadapt.porting.matching.sides import (
+    LimitError,
+    ModelPart,
+    Models,
+    ModelSide,
+    usual,
+)
+
+_MOST_CUTS = 24
+_MOST_CHANGED = 4  # cuts for which numbers plus one, and factors, are looked for
+_MOST_TURNED = 3  # cuts for which heads may be last, and parts in another order
+_MOST_SOLUTIONS = 3  # of one pairing
+_MOST_EVALUATIONS = 1_000  # of one cut and one family of orders
+_MOST_OF_PART = 40  # evaluations more for each part
+
+#: Parts of the source and of the target that come out even.
+Cut = tuple[list[ModelPart], list[ModelPart]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A partner and an order for each part.
+
+    Attributes:
+        solution: pairs of parts, with their orders.
+        tied: parts of the source that no answer tells apart.
+        changes: scale and offset of leaves of the target, by path.
+        verdict: how far the answers are apart.
+    """
+
+    solution: Sequence[Moved]
+    tied: tuple[tuple[ModelPart, ...], ...]
+    changes: Mapping[str, tuple[float, float]]
+    verdict: Verdict
+
+    def convert(self, models: Models, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays of the target that arrays of the source become."""
+        shapes = models.new.shapes.items()
+        arrays = {path: np.zeros(shape, "float32") for path, shape in shapes}
+        for moved in self.solution:
+            numbers = moved.source.places[0].of(np.asarray(weights[moved.source.path]))
+            for place, order in zip(moved.target.places, moved.orders, strict=True):
+                scale, offset = self.changes.get(place.path, (1.0, 0.0))
+                part = place.of(arrays[place.path])
+                part[...] = order(numbers).reshape(part.shape) * scale + offset
+        return arrays
+
+
+@dataclasses.dataclass
+class Search:
+    """A search.
+
+    Attributes:
+        models: both models.
+        given: numbers of the source, if there are any.
+        tolerance: largest difference that is rounding.
+        seed: of all draws.
+        why: the dead ends.
+        nearest: what pairs everything, but with other answers.
+        unused: leaves of the source without influence.
+        kept: leaves of the target without influence.
+    """
+
+    models: Models
+    given: Mapping[str, Any]
+    tolerance: float
+    seed: int
+    why: list[str] = dataclasses.field(default_factory=list)
+    nearest: Found | None = None
+    unused: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    def found(self) -> Found | None:
+        """Return what answers right; None if nothing does, or no evaluation is left."""
+        try:
+            found = self._over_all()
+            if found is None and self.nearest is None and self._leave_out():
+                found = self._over_all()
+        except LimitError:
+            self.why.append("the limit of evaluations is reached")
+            return None
+        return found
+
+    def _over_all(self) -> Found | None:
+        """Return what answers right with all leaves that are left."""
+        self.rng = np.random.default_rng(self.seed)
+        self.named = functools.cache(self._named)
+        self.changes: list[Changes] = []
+        shapes = self.models.old.shapes, self.models.new.shapes
+        every: list[Cut] = list(itertools.islice(cuts(*shapes), _MOST_CUTS))
+        if not every:
+            self.why.append(
+                "the numbers of elements of both sides do not come out even"
+            )
+        tried: Iterator[Found | None] = itertools.chain(
+            (self._over(cut, {}, TIERS[:2]) for cut in every),
+            (
+                self._changed(cut, finds=place < _MOST_CHANGED)
+                for place, cut in enumerate(every)
+            ),
+            (
+                self._changed(cut, finds=True, with_factors=True)
+                for cut in every[:_MOST_CHANGED]
+            ),
+            (self._over(cut, {}, TIERS[2:]) for cut in every[:_MOST_TURNED]),
+        )
+        return self._first_of(tried)
+
+    def _first_of(self, tried: Iterator[Found | None]) -> Found | None:
+        for found in tried:
+            if found is not None or self.nearest is not None:
+                return found
+        return None
+
+    def _changed(
+        self, cut: Cut, *, finds: bool, with_factors: bool = False
+    ) -> Found | None:
+        """Return what answers right with one more, one less or a factor somewhere.
+
+        What was found with another cut is tried first; only that unless ``finds``.
+        """
+        for tier in TIERS[:2]:  # with later ones all numbers of a vector may be equal
+            family = OrderFamily(_sizes(cut), tier)
+            with contextlib.suppress(DeadEndError):
+                blind = BlindAnswers(self.models, family, grouped(*cut), self.seed)
+                known = (each for each in self.changes if blind.are_alike(each))
+                changes = next(known, None)
+                if changes is None and finds:
+                    changes = find_changes(blind, with_factors=with_factors)
+                if changes:
+                    self.changes += [changes] * (changes not in self.changes)
+                    by_leaf = by_path(self.models, changes)
+                    found = self._over(cut, by_leaf, TIERS[tier - 1 :])
+                    if found is not None or self.nearest is not None:
+                        return found
+        return None
+
+    def _over(
+        self,
+        cut: Cut,
+        changes: Mapping[str, tuple[float, float]],
+        tiers: Sequence[int],
+    ) -> Found | None:
+        """Return what answers right with one cut, in the simplest family of orders."""
+        self.models.new.changes = dict(changes)
+        for tier in tiers:
+            family = OrderFamily(_sizes(cut), tier)
+            left = self.models.left
+            most = _MOST_EVALUATIONS + _MOST_OF_PART * len(cut[0])
+            self.models.left = min(left, most)
+            try:
+                groups = grouped(*cut)
+                self._require_alike(family, groups)
+                found = self._within(family, groups)
+            except DeadEndError as error:
+                self._note(error)
+                continue
+            except LimitError:
+                if left <= most:
+                    raise
+                continue  # a wrong cut may pass for a right one for long
+            finally:
+                self.models.left += left - min(left, most)
+            if found is not None or self.nearest is not None:
+                return found
+        return None
+
+    def _require_alike(self, family: OrderFamily, groups: Sequence[LikeParts]) -> None:
+        noise = least_noise(self.models, family, groups, self.rng)
+        if noise > MOST_NOISE:
+            raise DeadEndError(
+                f"with numbers that no order changes the answers differ by {noise:.2g}"
+            )
+
+    def _within(self, family: OrderFamily, groups: Sequence[LikeParts]) -> Found | None:
+        """Return what answers right with some orders; keeps the nearest otherwise."""
+        for pairing in pairings(self.models, family, groups, self.rng, self.named):
+            axes = Axes(self.models, family, pairing, self.rng)
+            try:
+                for solution in itertools.islice(axes.solutions(), _MOST_SOLUTIONS):
+                    found = self._judged(solution, pairing)
+                    if found.verdict.is_right(self.tolerance):
+                        return found
+                    self._keep(found)
+            except DeadEndError as error:
+                self._note(error)
+            if not pairing.tied or self.nearest is not None:
+                break
+        return None
+
+    def _judged(self, solution: Sequence[Moved], pairing: Pairing) -> Found:
+        """Ask both models with numbers that the search did not use."""
+        changes = dict(self.models.new.changes)
+        found = Found(solution, pairing.tied, changes, Verdict())
+        moved = functools.partial(found.convert, self.models)
+        verdict = judge(self.models, self.given, moved, self.seed)
+        return dataclasses.replace(found, verdict=verdict)
+
+    def _keep(self, found: Found) -> None:
+        """Remember what is near, and say how far it is from right."""
+        self.why.append(found.verdict.text(self.tolerance))
+        if found.verdict.depends and found.verdict.largest <= NEAREST:
+            best = self.nearest
+            if best is None or found.verdict.largest < best.verdict.largest:
+                self.nearest = found
+
+    def _note(self, error: DeadEndError) -> None:
+        self.why += [str(error)] * (str(error) not in self.why)
+
+    def _leave_out(self) -> bool:
+        """Leave out leaves without influence; return whether there are any."""
+        dead = [self._without_influence(s) for s in (self.models.old, self.models.new)]
+        for side, paths in zip((self.models.old, self.models.new), dead, strict=True):
+            side.leave_out(paths, self.rng)
+        self.unused, self.kept = map(tuple, dead)
+        return any(dead)
+
+    def _without_influence(self, side: ModelSide) -> list[str]:
+        """Return the leaves of which no number changes an answer."""
+        arrays = {path: usual(shape, self.rng) for path, shape in side.shapes.items()}
+        wanted = self.models.called(side, arrays)
+        dead = []
+        for path, shape in side.shapes.items():
+            other = {**arrays, path: usual(shape, self.rng)}
+            answers = self.models.called(side, other)
+            if all(map(np.array_equal, answers, wanted)):
+                dead.append(path)
+        return dead if len(dead) < len(side.shapes) else []
+
+    def _named(self) -> Mapping[str, Sequence[str]]:
+        """Return what names and shapes propose."""
+        sides = (
+            {p: jax.ShapeDtypeStruct(s, "float32") for p, s in side.shapes.items()}
+            for side in (self.models.old, self.models.new)
+        )
+        try:
+            return draft_migration(*sides).pairs
+        except MigrationError:  # too many names, or none that can be paired
+            return {}
+
+
+def _sizes(cut: Cut) -> frozenset[int]:
+    return frozenset(
+        n for slots in cut for s in slots for shape in s.shapes for n in shape
+    )

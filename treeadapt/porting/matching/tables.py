@@ -1,0 +1,125 @@
+"""The table of pairs that were found: written by a draft, and compared with them.
+
+Takes parts with their partners and orders; gives a migration. The draft is shown the
+pairs as a function, so it writes layers, scans and experts as a person would.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.rows import Row
+from treeadapt.porting.drafts.draft import draft_marked
+from treeadapt.porting.matching.search import Found
+from treeadapt.porting.matching.sides import Models, usual
+from treeadapt.text.names import fold, listing
+from treeadapt.trees.state_dict import to_flat_dict
+
+NAMES = "names"
+ORDER = "order of axes"
+INTEGERS = "integers"
+SIZES = "sizes"
+
+
+def undecided(found: Found) -> tuple[tuple[str, ...], ...]:
+    """Return paths of the source that no answer tells apart, or of one its axes."""
+    tied = (tuple(dict.fromkeys(slot.path for slot in each)) for each in found.tied)
+    turned = ((m.source.path,) for m in found.solution if not m.is_certain)
+    return tuple(dict.fromkeys([*(each for each in tied if len(each) > 1), *turned]))
+
+
+def table_of(found: Found, models: Models, source: Any) -> Migration:
+    """Return the table, without what is new in the target.
+
+    Raises:
+        MigrationError: no table says it.
+    """
+    marks: dict[str, str] = {}
+    for paths in undecided(found):
+        marks |= dict.fromkeys(paths, NAMES if len(paths) > 1 else ORDER)
+    leaves = {
+        path: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+        for path, leaf in to_flat_dict(source).items()
+        if hasattr(leaf, "dtype")
+    }
+    convert = functools.partial(found.convert, models)
+    draft = draft_marked(leaves, convert=convert, marks=marks)
+    gone = [path for path in draft.unexpected if path in models.old.shapes]
+    if gone or draft.missing:
+        names = listing(fold([*gone, *draft.missing]), limit=4)
+        raise MigrationError(f"no row gives the order of {names}")
+    integers = [path for path in leaves if path not in models.old.shapes]
+    table = (
+        with_rows(
+            draft.migration, (_checked(r, integers) for r in draft.migration.rows)
+        )
+        if len(draft.migration.tables) == 1
+        else draft.migration
+    )
+    _require_equal(table, found, models, leaves)
+    return table
+
+
+def _checked(row: Row, integers: Sequence[str]) -> tuple[Any, Any]:
+    """Return a row as typed; with a mark if it drops integers."""
+    source, target = row.typed()
+    if row.drops and any(row.takes(path) for path in integers):
+        return source, (None, {"check": INTEGERS})
+    return source, target
+
+
+def with_rows(
+    table: Migration,
+    rows: Iterator[tuple[Any, Any]],
+    new: Mapping[str, str] | None = None,
+) -> Migration:
+    """Return a table with other rows, and the same sizes."""
+    return Migration([*rows], sizes=table.sizes, new=new)
+
+
+def without_check(row: Row, check: str) -> tuple[Any, Any]:
+    """Return a row as typed, without one of the texts of its mark."""
+    source, target = row.typed()
+    left = ", ".join(c for c in row.notes.check.split(", ") if c != check)
+    if not isinstance(target, tuple) or not isinstance(target[-1], dict):
+        return source, target
+    options = {key: value for key, value in target[-1].items() if key != "check"}
+    options |= {"check": left} if left else {}
+    return source, (target[0], options) if options else target[0]
+
+
+def likes_of(models: Models) -> dict[str, Any]:
+    """Return the leaves of the target that a table fills, as shapes."""
+    return {
+        path: jax.ShapeDtypeStruct(shape, "float32")
+        for path, shape in models.new.shapes.items()
+    }
+
+
+def _require_equal(
+    table: Migration, found: Found, models: Models, leaves: Mapping[str, Any]
+) -> None:
+    """Raise unless a table gives the numbers of the pairs."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {
+        path: usual(leaf.shape, rng)
+        if path in models.old.shapes
+        else np.zeros(leaf.shape, leaf.dtype)
+        for path, leaf in leaves.items()
+    }
+    made = table(weights, likes_of(models))
+    wanted = found.convert(models, weights)
+    odd = [
+        path
+        for path, array in wanted.items()
+        if not np.allclose(np.asarray(made[path]), array, rtol=1e-5, atol=1e-7)
+    ]
+    if odd:
+        raise MigrationError(f"the rows of {listing(fold(odd), limit=4)} do not fit")
