@@ -501,8 +501,10 @@ def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]
                 yield f"row {start + group.place + 1}: {group.row.both}"
                 yield from _leaf_lines(group, address, path)
     if path in plan.dropped:
-        rows = enumerate(plan.rows)
-        place, row = next((n, row) for n, row in rows if row.takes(path))
+        rows = [(n, row) for n, row in enumerate(plan.rows) if row.takes(path)]
+        drops = [(n, row) for n, row in rows if row.drops]  # which may be the last
+        leaving = [(n, row) for n, row in rows if row.values.take]
+        place, row = (drops or leaving)[0]
         verb = "drops it" if row.drops else f"leaves it out: take = {take_text(row)}"
         yield f"row {start + place + 1}: {row.text!r} {verb}"
     if plan.new.get(path) == DROPPED:
