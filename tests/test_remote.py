@@ -7,6 +7,7 @@ No request leaves the machine.
 from __future__ import annotations
 
 import collections
+import functools
 import http.server
 import json
 import os
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import urllib.request
 import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
 from treeadapt.checkpoints import array_boxes, orbax_folder, remote, save_load
+from treeadapt.checkpoints.url import Url
 from treeadapt.migrations.box_parts import whole
 
 fsspec = pytest.importorskip("fsspec")
@@ -112,6 +115,14 @@ class Server:
             request.close_connection = True
             request.connection.close()
             return
+        if fault.startswith("/"):
+            request.send_response(302)
+            request.send_header("Location", fault)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        if fault == "hangs":
+            time.sleep(1)
         if not file.is_file() or fault.isdigit():
             request.send_response(int(fault or 404))
             request.send_header("Content-Length", "0")
@@ -122,6 +133,8 @@ class Server:
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
         if match and fault != "whole":
             start, stop, status = int(match[1]), int(match[2]) + 1, 206
+            if fault == "shifted":
+                start, stop = start - 4, stop - 4
         with file.open("rb") as content:
             content.seek(start)
             body = content.read(stop - start) if is_get else b""
@@ -131,7 +144,7 @@ class Server:
         size = len(body) if is_get else stop - start
         request.send_header("Content-Length", str(size))
         request.send_header("ETag", f'"{facts.st_mtime_ns}-{facts.st_ino}"')
-        if status == 206:
+        if status == 206 and fault != "unnamed":
             request.send_header(
                 "Content-Range", f"bytes {start}-{stop - 1}/{facts.st_size}"
             )
@@ -139,7 +152,10 @@ class Server:
         if is_get:
             with self.lock:
                 self.sent += len(body)
-            request.wfile.write(body)
+            step = len(body) // 8 + 1 if fault == "slow" else len(body) or 1
+            for place in range(0, len(body), step):
+                request.wfile.write(body[place : place + step])
+                time.sleep(0.1 * (fault == "slow"))
 
 
 @pytest.fixture
@@ -413,6 +429,85 @@ def test_what_a_server_refuses_is_said(status, tmp_path, web, monkeypatch):
         ta.load(f"{web.url}/m.safetensors", TREE)
 
 
+@pytest.mark.parametrize("fault", ["shifted", "unnamed"])
+def test_another_range_than_asked_for_is_not_taken(fault, tmp_path, web, monkeypatch):
+    monkeypatch.setattr(remote, "_WAITS_S", ())
+    ta.save(tmp_path / "m.safetensors", LARGE)
+    web.fault = lambda path, _: fault * ("bytes=0-" not in path)
+    with pytest.raises(ta.CheckpointError, match=r"asked for bytes \d+-\d+ and ans"):
+        ta.load(f"{web.url}/m.safetensors")
+
+
+def test_a_server_without_ranges_is_named_and_its_file_can_be_downloaded(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "_WAITS_S", ())
+    ta.save(tmp_path / "m.safetensors", TREE)
+    handler = functools.partial(Quiet, directory=tmp_path)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/m.safetensors"
+        with pytest.raises(ta.CheckpointError, match=r"no ranges\. Download it and lo"):
+            ta.load(url)
+        file, _ = urllib.request.urlretrieve(url, tmp_path / "copy.safetensors")
+        same(ta.load(file, TREE), TREE)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_a_request_that_is_slow_is_no_failure(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(remote, "_SILENCE_S", 0.4)
+    monkeypatch.setattr(remote, "_WAITS_S", ())
+    ta.save(tmp_path / "m.safetensors", LARGE)
+    web.fault = lambda *_: "slow"  # 0.8 s
+    same(ta.load(f"{web.url}/m.safetensors", where="h.0.b"), {"h.0.b": LARGE["h.0.b"]})
+
+
+def test_after_silence_half_of_a_range_is_asked_for(tmp_path, web, monkeypatch):
+    monkeypatch.setattr(remote, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(remote, "_WAITS_S", ())
+    monkeypatch.setattr(remote, "_REQUEST_BYTES", (2**18, 2**21))
+    ta.save(tmp_path / "m.safetensors", LARGE)
+
+    def hangs_where_long(path, _):
+        start, stop = map(int, re.search(r"bytes=(\d+)-(\d+)", path).groups())
+        return "hangs" * (stop - start >= 2**19)
+
+    web.fault = hangs_where_long
+    same(ta.load(f"{web.url}/m.safetensors"), LARGE)
+
+
+def test_where_many_requests_hang_fewer_are_made_with_a_smaller_limit(
+    tmp_path, web, monkeypatch
+):
+    monkeypatch.setattr(remote, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(remote, "_WAITS_S", ())
+    monkeypatch.setattr(remote, "_REQUEST_BYTES", (2**18, 2**19))
+    ta.save(tmp_path / "m.safetensors", LARGE)
+    open_now = []
+
+    def hangs_where_others_do(path, number):
+        open_now.append(number)
+        threading.Timer(0.05, open_now.remove, [number]).start()
+        return "hangs" * (len(open_now) > 2)
+
+    web.fault, web.delay_s = hangs_where_others_do, 0.06
+    with pytest.raises(ta.CheckpointError, match="Pass a smaller max_inflight_bytes="):
+        ta.load(f"{web.url}/m.safetensors")
+    time.sleep(0.1)
+    same(ta.load(f"{web.url}/m.safetensors", max_inflight_bytes=2**17), LARGE)
+
+
 def test_a_server_that_is_not_there_is_not_a_missing_file(web, monkeypatch):
     monkeypatch.setattr(remote, "_WAITS_S", ())
     web.close()
@@ -493,7 +588,18 @@ def test_an_index_leads_to_no_other_folder_or_host(name, tmp_path, web):
     assert names <= {"/run", *(f"/run/{name}" for name in remote._TRIED)}
 
 
-def test_the_query_of_a_url_is_never_shown(tmp_path, web, monkeypatch):
+# What follows a letter that ends a URL, or a part of it, in a text or for a library.
+SECRETS = ["s3cr3t", "a@s3cr3t", "a s3cr3t", "a'\"s3cr3t", "a/s3cr3t", "a%40s3cr3t"]
+SECRETS += ["a?s3cr3t", "a#s3cr3t", "a)>]s3cr3t", "a://s3cr3t", "a\ts3cr3t"]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("place", ["password", "user", "query", "fragment"])
+def test_the_secrets_of_a_url_are_never_shown(
+    place, secret, tmp_path, web, monkeypatch
+):
+    if place == "user" and {*secret} & {*"/?#"}:
+        pytest.skip("it is another URL, of a host 'a'")
     monkeypatch.setattr(remote, "_WAITS_S", ())
     written(tmp_path)
     (tmp_path / "cut.safetensors").write_bytes(b"\x80\0\0\0\0\0\0\0{")
@@ -510,29 +616,42 @@ def test_the_query_of_a_url_is_never_shown(tmp_path, web, monkeypatch):
                 texts.append(str(error))
         texts.extend(str(each.message) for each in caught)
 
-    url, web.delay_s = web.url.replace("//", "//me:s3cr3t@"), 0
-    for fault in ("", "500"):
+    user = {"password": f"me:{secret}@", "user": f"{secret}@"}.get(place, "")
+    query = {"query": f"?X-Sig={secret}&user=me", "fragment": f"#{secret}"}
+    query = query.get(place, "")
+    url, web.delay_s = web.url.replace("//", f"//{user}"), 0
+    all_names = (*NAMES, "none.npz", "cut.safetensors", "page", "x/y", "s.schema.toml")
+    is_plain = secret == "s3cr3t"
+    for fault in ("", "500", "/other?sig=s3cr3t"):
         web.fault = lambda *_, fault=fault: fault
-        for name in (
-            *NAMES,
-            "none.npz",
-            "cut.safetensors",
-            "page",
-            "x/y",
-            "s.schema.toml",
-        ):
-            at = f"{url}/{name}{SECRET}"
+        for name in all_names if is_plain else ("m.safetensors", "cut.safetensors"):
+            at = f"{url}/{name}{query}"
             message(lambda at=at: ta.load(at, {"z": np.ones(3)}))
             message(lambda at=at: ta.load(at, TREE, migration="tunix"))
             message(lambda at=at: ta.draft_migration(at, TREE))
-            for command in (("show", at), ("diff", at, at), ("lint", at, at)):
+            commands = [("show", at), ("diff", at, at), ("lint", at, at)]
+            commands += [("draft", at, at), ("convert", at, tmp_path / "to")]
+            for command in commands if is_plain and "." in name else ():
                 done = invoke(*command)
                 texts += [done.stdout, done.stderr]
-    message(lambda: ta.load(f"{web.url}/m.safetensors{SECRET}", max_inflight_bytes=0))
-    message(lambda: ta.save(f"{web.url}/m.safetensors{SECRET}", TREE))
-    message(lambda: ta.load(f"nosuch://host/x{SECRET}"))
-    assert len(texts) > 50
+    message(lambda: ta.load(f"{url}/m.safetensors{query}", max_inflight_bytes=0))
+    message(lambda: ta.save(f"{url}/m.safetensors{query}", TREE))
+    for scheme in ("nosuch+https://", "simplecache::https://", "zip://a::https://"):
+        message(lambda at=f"{scheme}{user}127.0.0.1:1/x{query}": ta.load(at))
+    assert len(texts) > 30
     assert not [text for text in texts if "s3cr3t" in text]
+
+
+def test_what_a_library_says_is_shown_where_no_secret_is_in_it():
+    url = Url.of("https://me:pass%20word@host/x?sig=a+b&user=me")
+    for text in ("pass word", "PASS%20word".lower(), "pass%2520word", "a b", "'a+b'"):
+        assert url.said_by(OSError(f"no {text} here")) == "OSError"
+    assert url.said_by(OSError("see http://other/y")) == "OSError"
+    assert url.said_by(OSError("refused by host")) == "OSError: refused by host"
+    assert (
+        Url.of("gs://b/a#b").said_by(KeyError("gs://b/a#b")) == "KeyError: 'gs://b/a#b'"
+    )
+    assert str(Url.of("s3://arn:aws:s3:eu:12:accesspoint/x/y")).endswith("point/x/y")
 
 
 def test_a_url_is_not_written_to_and_not_a_path(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from treeadapt.checkpoints.url import Url, is_url
 from treeadapt.errors import CheckpointError, TreeAdaptError
 from treeadapt.text.data_files import one_line
 from treeadapt.text.names import listing
@@ -28,7 +29,7 @@ def named_path(path: Any) -> Path:
             "The name of a checkpoint comes first, save(path, tree) and load(path, "
             f"target); got {describe(path)} for it."
         )
-    if "://" in os.fspath(path):
+    if is_url(os.fspath(path)):
         raise CheckpointError(
             "Checkpoints are written to files and folders of this machine, and not to "
             "a URL. Save there and copy it, or use Orbax itself."
@@ -63,10 +64,14 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
         yield
     except TreeAdaptError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - and told in the one that is raised
         # Parsers of damaged files raise what they like, down to KeyError.
         text = one_line(error)
+        cause: Exception | None = error
         problem = f": {type(error).__name__}{': ' * bool(text)}{text}"
+        if isinstance(path, Url):
+            text, cause = one_line(path.said_by(error)), None
+            problem = f": {text}"
         reason = _system_reason(str(error))
         if reason not in text:  # it is in the middle, which was cut out
             problem = f": {reason}."
@@ -75,7 +80,7 @@ def reported(path: str | os.PathLike[str], action: str) -> Iterator[None]:
             problem = f" without {error.name}: pip install {package}."
         raise CheckpointError(
             f"The checkpoint {listing([os.fspath(path)])} cannot be {action}{problem}"
-        ) from error
+        ) from cause
 
 
 def _system_reason(text: str) -> str:

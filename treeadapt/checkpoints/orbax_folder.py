@@ -324,7 +324,7 @@ def _absolute(folder: AnyPath) -> Any:
     from etils import epath
 
     if isinstance(folder, RemotePath):
-        return epath.Path(folder.url)
+        return epath.Path(folder.full)
     return folder.absolute()
 
 

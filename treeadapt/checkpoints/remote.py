@@ -1,18 +1,20 @@
 """Checkpoints in object stores and on web servers, read by ranges with fsspec.
 
 ``RemotePath`` has the methods of ``pathlib.Path`` that this room calls, so that the
-readers of formats take both. ``fetch`` makes requests: up to 16 at a time, each within
-a time limit, tried again three times, and of so many bytes together. No text that is
-shown has the query or the password of a URL, which may open a store to others.
+readers of formats take both. ``fetch`` makes requests: up to 16 at a time and of so
+many bytes together. One that fails is made again three times; one in which nothing
+comes for a while is made again for half of its range. See ``url`` for what is shown.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
 import errno
 import fnmatch
+import functools
 import io
 import itertools
 import os
@@ -20,13 +22,14 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from treeadapt.checkpoints.errors import named_path, refuse
+from treeadapt.checkpoints.url import Url, shown
 from treeadapt.errors import CheckpointError
 from treeadapt.text.names import listing, shorten
 
@@ -35,12 +38,12 @@ REQUESTS = 16
 _REQUEST_BYTES = 2**18, 2**24  # of one request: what is not split, and what is
 _GAP_BYTES = 2**18  # up to which it is read over, next to a range that is smaller
 HEAD_BYTES = 512  # of each file, which say what it is
-_LIMIT_S = 120
+_SILENCE_S = 30  # without a byte from a web server
+_LIMIT_S = 120  # of a request to a store of which one does not see the bytes come
 _WAITS_S = (0.1, 0.5, 2.0)  # before a request is made again
 _HUB = "hf"  # of Hugging Face, as in ``hf://org/name@revision``
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/[^/]")  # what ``Path`` makes of it
-_SECRETS = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\")>]*")
 # Web servers list no folders, so these are tried there.
 _TRIED = (
     *("model.safetensors.index.json", "model.safetensors", "_METADATA"),
@@ -54,70 +57,38 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Store:
     """What the paths of one checkpoint share.
 
     Attributes:
         fs: of fsspec.
-        is_web: whether it lists no folders.
         read_options: with which its files are opened to read a range.
         max_bytes: of all requests that were made and are not used yet.
+        range_bytes: of one request; less after requests in which nothing came.
         slots: for requests at the same time.
         facts: what is known of files, by URL; None of one that is not there.
         heads: how files start, by URL.
     """
 
     fs: Any
-    is_web: bool
     read_options: Mapping[str, str]
     max_bytes: int
+    range_bytes: int
     slots: threading.BoundedSemaphore
     facts: dict[str, dict[str, Any] | None]
     heads: dict[str, bytes]
 
 
 @dataclasses.dataclass(frozen=True, order=True, repr=False)
-class RemotePath:
+class RemotePath(Url):
     """A file or folder in an object store, with the methods of a path that are used.
 
     Attributes:
-        base: its URL without a query.
-        query: of its URL, which other files of the folder are asked for with, too.
         store: where it is.
     """
 
-    base: str
-    query: str
     store: _Store = dataclasses.field(compare=False)
-
-    def __str__(self) -> str:
-        return shown(self.base)
-
-    __repr__ = __fspath__ = __str__
-
-    def __truediv__(self, name: str) -> RemotePath:
-        return dataclasses.replace(self, base=f"{self.base.rstrip('/')}/{name}")
-
-    @property
-    def url(self) -> str:
-        """Its URL, as it is."""
-        return f"{self.base}{self.query}"
-
-    @property
-    def name(self) -> str:
-        """The last segment."""
-        return self.base.rstrip("/").rpartition("/")[2]
-
-    @property
-    def suffix(self) -> str:
-        """The ending of the name."""
-        return PurePosixPath(self.name).suffix
-
-    @property
-    def parent(self) -> RemotePath:
-        """The folder that it is in."""
-        return dataclasses.replace(self, base=self.base.rstrip("/").rpartition("/")[0])
 
     def exists(self) -> bool:
         """Return whether there is a file or folder."""
@@ -129,7 +100,7 @@ class RemotePath:
 
     def is_dir(self) -> bool:
         """Return whether it is a folder; on the web, of files that are tried."""
-        if self.store.is_web:
+        if self.is_web:
             return not self.is_file() and any(self.iterdir())
         return (self.facts() or {}).get("type") == "directory"
 
@@ -149,22 +120,22 @@ class RemotePath:
 
     def facts(self, *, again: bool = False) -> dict[str, Any] | None:
         """Return what its store says of it; None if it is not there."""
-        if again or self.url not in self.store.facts:
+        if again or self.full not in self.store.facts:
             fs, known = self.store.fs, None
 
             def asked_anew() -> dict[str, Any]:
-                fs.invalidate_cache(fs._strip_protocol(self.url))
+                fs.invalidate_cache(fs._strip_protocol(self.full))
                 facts: dict[str, Any] = self._call("info")
                 return facts
 
             with contextlib.suppress(FileNotFoundError):
                 known = self._asked(asked_anew)
-            self.store.facts[self.url] = known
-        return self.store.facts[self.url]
+            self.store.facts[self.full] = known
+        return self.store.facts[self.full]
 
     def iterdir(self) -> Iterator[RemotePath]:
         """Yield what is in the folder; on the web, of files that are tried."""
-        if self.store.is_web:
+        if self.is_web:
             yield from filter(RemotePath.is_file, map(self.__truediv__, _TRIED))
             return
         names: list[str] = []
@@ -179,7 +150,7 @@ class RemotePath:
         entries = [x for x in self.iterdir() if fnmatch.fnmatchcase(x.name, first)]
         if not file:
             yield from entries
-        elif not self.store.is_web:
+        elif not self.is_web:
             files = [each / file for each in entries]
             yield from itertools.compress(files, mapped(RemotePath.is_file, files))
 
@@ -197,10 +168,10 @@ class RemotePath:
 
     def head(self) -> bytes:
         """Return how the file starts."""
-        if self.url not in self.store.heads:
+        if self.full not in self.store.heads:
             stop = min(HEAD_BYTES, self.stat().st_size)
-            self.store.heads[self.url] = self.requested(0, stop) if stop else b""
-        return self.store.heads[self.url]
+            self.store.heads[self.full] = self.requested(0, stop) if stop else b""
+        return self.store.heads[self.full]
 
     def read(self, start: int, stop: int) -> bytes:
         """Read a range."""
@@ -210,30 +181,60 @@ class RemotePath:
         return b"".join([head, *(data for _, _, data in pieces)])
 
     def requested(self, start: int, stop: int) -> bytes:
+        """Read a range by one request, or by more where so many bytes do not come."""
+        parts: list[bytes] = []
+        least, _ = _REQUEST_BYTES
+        while start < stop:
+            end = min(stop, start + self.store.range_bytes)
+            is_long = end - start > least
+            read = functools.partial(self._range, start, end)
+            try:
+                parts.append(self._asked(read, TimeoutError if is_long else ()))
+                start = end
+            except TimeoutError:
+                # Many requests share one line: of less, the first byte comes sooner.
+                half = max(least, (end - start) // 2)
+                self.store.range_bytes = min(self.store.range_bytes, half)
+        return b"".join(parts)
+
+    def _range(self, start: int, stop: int) -> bytes:
         """Make one request for a range."""
-
-        def whole() -> bytes:
+        data: bytes
+        if self.is_web:
+            data = self._sync(_web_range, self.store.fs, self.full, start, stop)
+        else:
             options = self.store.read_options
-            data: bytes = self._call("cat_file", start=start, end=stop, **options)
-            if len(data) != stop - start:
-                raise OSError(f"{len(data):,} of {stop - start:,} bytes came")
-            return data
-
-        return self._asked(whole)
+            data = self._call("cat_file", start=start, end=stop, **options)
+        if len(data) != stop - start:
+            raise OSError(f"{len(data):,} of {stop - start:,} bytes came")
+        return data
 
     def _call(self, method: str, **options: Any) -> Any:
         """Call a method of fsspec, within the time limit where that can be done."""
         fs = self.store.fs
-        path = fs._strip_protocol(self.url)
+        path = fs._strip_protocol(self.full)
         if not fs.async_impl:
             return getattr(fs, method)(path, **options)
+
+        async def limited() -> Any:
+            # Unlike the limit of ``sync``, this one ends the request, too.
+            call = getattr(fs, f"_{method}")(path, **options)
+            return await asyncio.wait_for(call, _LIMIT_S)
+
+        return self._sync(limited)
+
+    def _sync(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a coroutine, in the thread of fsspec."""
         from fsspec.asyn import sync
 
-        call = getattr(fs, f"_{method}")
-        return sync(fs.loop, call, path, timeout=_LIMIT_S, **options)
+        return sync(self.store.fs.loop, call, *arguments)
 
-    def _asked(self, call: Callable[[], _T]) -> _T:
+    def _asked(self, call: Callable[[], _T], passed: Any = ()) -> _T:
         """Return what a request gives, made again where it fails.
+
+        Args:
+            call: makes it.
+            passed: exceptions that are not for here.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -244,9 +245,11 @@ class RemotePath:
             try:
                 with self.store.slots:
                     return call()
+            except passed:
+                raise
             except Exception as error:  # noqa: BLE001 - of any library below fsspec
                 failure = error
-            if self.store.is_web and isinstance(failure, FileNotFoundError):
+            if self.is_web and isinstance(failure, FileNotFoundError):
                 # fsspec's ``info`` raises it whatever a web server says.
                 cause = failure.__cause__
                 if cause and getattr(cause, "status", None) not in (404, 410):
@@ -257,12 +260,50 @@ class RemotePath:
             _pause(wait_s)
         if isinstance(failure, FileNotFoundError):
             raise FileNotFoundError(errno.ENOENT, "not there", str(self)) from None
-        text = shorten(f"{type(failure).__name__}: {shown(str(failure))}", limit=300)
+        text = shorten(self.said_by(failure), limit=300)
+        if isinstance(failure, TimeoutError):
+            text = f"in {_SILENCE_S if self.is_web else _LIMIT_S:g} s nothing came. "
+            text += "Pass a smaller max_inflight_bytes=, for fewer requests at a time."
         times = " each time" * (not is_final)
         raise CheckpointError(
             f"The checkpoint {listing([str(self)])} cannot be read. The request "
             f"failed{times}: {text}"
         ) from None
+
+
+async def _web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
+    """Ask a web server for a range, and compare what it says that it sends.
+
+    fsspec 2026.9 takes whatever comes, and limits the time of the whole request.
+
+    Raises:
+        OSError: it is not that range.
+        TimeoutError: nothing came for a while.
+    """
+    import aiohttp
+
+    limit = aiohttp.ClientTimeout(None, sock_connect=_SILENCE_S, sock_read=_SILENCE_S)
+    options = {"timeout": limit, **fs.kwargs}
+    ranged = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    options["headers"] = {**options.get("headers", {}), **ranged}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **options) as response:
+        fs._raise_not_found_for_status(response, url)
+        sent = response.headers.get("Content-Range", "")
+        size_bytes = response.content_length
+        if response.status == 206 and sent.startswith(f"bytes {start}-{stop - 1}/"):
+            return bytes(await response.read())
+        if response.status == 200 and (start, stop) == (0, size_bytes):
+            return bytes(await response.read())
+    if response.status == 200:
+        raise OSError(
+            "its server sends whole files and no ranges. Download it and load the "
+            "file, or ask a server that sends ranges, such as nginx"
+        )
+    raise OSError(
+        f"its server was asked for bytes {start}-{stop - 1} and answered with "
+        f"{sent or 'others, which it does not name'}. Download it and load the file"
+    )
 
 
 #: What this room reads from.
@@ -320,7 +361,7 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
         CheckpointError: it is neither, or what reads from its store is not installed.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-    scheme = _URL.match(text)
+    scheme = _SCHEME.match(text)
     if not scheme:
         collapsed = None if isinstance(path, str) else _COLLAPSED.match(text)
         if collapsed:
@@ -330,7 +371,7 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
             seen, cure = "it is not a URL that is read here", "Name one such as s3://"
             refuse(shown(text), seen, cure)
         return named_path(path)
-    base, mark, rest = text.partition("?")
+    url = Url.of(text)
     if scheme[1].lower() == "file":
         return Path(url2pathname(urlsplit(text).path))
     if type(max_inflight_bytes) is not int or max_inflight_bytes < 1:
@@ -343,6 +384,7 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
     # huggingface_hub 0.36 opens them.
     options = {} if kind == _HUB else {"use_listings_cache": False}
     read_options = {"cache_type": "none"} if kind == _HUB else {}
+    failure: Exception | None = None
     try:
         from fsspec.core import url_to_fs
 
@@ -350,37 +392,24 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
             fs, _ = url_to_fs(text, **options)
         except TypeError:  # of a store that takes no such option
             fs, _ = url_to_fs(text)
-    except (ImportError, ValueError) as error:
-        cure = 'Install what reads it: pip install "treeadapt[remote]", with gcsfs for '
-        cure += "gs:// and s3fs for s3://; or download it."
-        if kind == _HUB:
-            cure = (
-                'Install what reads it, pip install "treeadapt[hub]"; or download it.'
-            )
-        refuse(shown(text), shown(str(error)).rstrip("."), cure)
-    is_web = kind in ("http", "https")
+    except Exception as error:  # noqa: BLE001 - of any library below fsspec
+        failure = error
+    if failure:  # here, because no traceback shows what it was raised in, then
+        cure = ""
+        if isinstance(failure, ImportError | ValueError):
+            extra = "hub" if kind == _HUB else "remote"
+            cure = f'Install what reads it, pip install "treeadapt[{extra}]"'
+            cure += ", with gcsfs for gs:// and s3fs for s3://" * (kind != _HUB)
+            cure += "; or download it."
+        refuse(url, url.said_by(failure).rstrip("."), cure)
     slots = threading.BoundedSemaphore(REQUESTS)
-    store = _Store(fs, is_web, read_options, max_inflight_bytes, slots, {}, {})
-    return RemotePath(base, f"{mark}{rest}", store)
+    _, range_bytes = _REQUEST_BYTES
+    store = _Store(fs, read_options, max_inflight_bytes, range_bytes, slots, {}, {})
+    return RemotePath(url.base, url.query, store)
 
 
 def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
-
-
-def is_url(text: Any) -> bool:
-    """Return whether a text is a URL."""
-    return isinstance(text, str) and _URL.match(text) is not None
-
-
-def shown(text: str) -> str:
-    """Return a text without the queries and passwords of URLs in it.
-
-    Example:
-        >>> shown("no https://me:word@host/x?token=abc, sorry")
-        'no https://host/x sorry'
-    """
-    return _SECRETS.sub("", text)
 
 
 def mapped(function: Callable[[_T], _R], paths: Iterable[_T]) -> Iterable[_R]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from treeadapt.checkpoints import locating, remote, save_load
+from treeadapt.checkpoints import locating, save_load, url
 from treeadapt.checkpoints.decoding import may_be_quantized
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.versions import watched
@@ -225,7 +225,7 @@ def show(
     if output is None:
         printing.print_summary(summary, source.ties, depth, form, decoded)
     else:
-        names = (remote.shown(name) for name in (tree, rules) if name)
+        names = (url.shown(name) for name in (tree, rules) if name)
         title = " by ".join(Path(name).name for name in names)
         summary.save(output, title=title, depth=depth)
         click.echo(f"Wrote {output!r}.")
@@ -340,7 +340,9 @@ def diff(
     else:
         printing.print_diff(difference)
         if difference.of("renamed") and not values:
-            text = remote.shown(f"note: treeadapt draft {a} {b} writes the table.")
+            text = (
+                f"note: treeadapt draft {url.shown(a)} {url.shown(b)} writes the table."
+            )
             click.echo(printable(text))
     if difference:
         sys.exit(1)

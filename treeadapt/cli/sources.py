@@ -28,9 +28,9 @@ from treeadapt.checkpoints import opening, reading
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import may_be_tied, restored_form, stored_form
 from treeadapt.checkpoints.record import NUMBER, Stored
-from treeadapt.checkpoints.remote import is_url, shown
 from treeadapt.checkpoints.schema_file import ENDING
 from treeadapt.checkpoints.shard_index import ending_of_shards
+from treeadapt.checkpoints.url import is_url, shown
 from treeadapt.cli.printing import bar
 from treeadapt.errors import (
     CheckpointError,
@@ -224,7 +224,7 @@ def misplaced_table(*texts: str | None) -> str:
     tables = [text for text in texts if text and _may_be_table(text)]
     if not tables:
         return ""
-    trees = [text for text in texts if text and text not in tables] or ["TREE"]
+    trees = [shown(text) for text in texts if text and text not in tables] or ["TREE"]
     proposals = " or ".join(f"--{name} {tables[0]}" for name in ("rules", "migration"))
     return f" {tables[0]!r} is a table: write {' '.join(trees)} {proposals}."
 
