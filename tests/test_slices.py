@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,8 +226,43 @@ def test_a_sharding_without_devices_is_an_error(tmp_path):
     sharding = NamedSharding(MESH.abstract_mesh, P("data"))
     like = {"w": jax.ShapeDtypeStruct((4, 8), np.float32, sharding=sharding)}
     for options in ({}, {"migration": ta.Migration({"w : a b": "w : a b"})}):
-        with pytest.raises(ta.CheckpointError, match=r"'w' .*mesh is abstract"):
+        with pytest.raises(ta.CheckpointError, match=r"'w' .*mesh is abstract") as told:
             ta.load(tmp_path / "x.safetensors", like, **options)
+        assert "with jax.set_mesh(mesh):" in str(told.value)
+        other = jax.make_mesh((2, 4), ("data", "model"))
+        with jax.set_mesh(other), pytest.raises(ta.CheckpointError, match="abstract"):
+            ta.load(tmp_path / "x.safetensors", like, **options)
+        assert ta.compare_checkpoint(tmp_path / "x.safetensors", like, **options).fits
+        mesh = jax.sharding.Mesh(MESH.devices, MESH.axis_names)
+        with jax.set_mesh(mesh):
+            loaded = ta.load(tmp_path / "x.safetensors", like, **options)["w"]
+        assert loaded.sharding == NamedSharding(mesh, P("data"))
+        np.testing.assert_array_equal(loaded, np.ones((4, 8)))
+
+
+def test_shapes_of_arrays_on_a_mesh_are_on_the_mesh_of_the_params(tmp_path):
+    mesh = jax.sharding.Mesh(
+        MESH.devices, MESH.axis_names, axis_types=(AxisType.Explicit,) * 2
+    )
+    place = NamedSharding(mesh, P("data"))
+    tx = optax.adam(1e-2)
+    state = {"params": {"w": jax.device_put(np.ones((4, 8), np.float32), place)}}
+    state["opt"] = ta.init_sharded(tx, state["params"])
+    ta.save(tmp_path / "x.safetensors", state)
+    state["opt"] = jax.eval_shape(tx.init, state["params"])
+    shapes = state["opt"][0].mu["w"]
+    assert isinstance(shapes.sharding.mesh, jax.sharding.AbstractMesh)
+    mu = ta.load(tmp_path / "x.safetensors", state)["opt"][0].mu["w"]
+    assert mu.sharding.is_equivalent_to(place, 2)
+    # Two meshes of other leaves: which one is meant is not known.
+    turned = jax.sharding.Mesh(
+        MESH.devices.ravel()[::-1].reshape(4, 2), MESH.axis_names
+    )
+    state["opt"] = {"w": shapes}
+    state["more"] = {"w": jax.device_put(np.ones((4, 8)), NamedSharding(turned, P()))}
+    ta.save(tmp_path / "x.safetensors", {**state, "opt": state["params"]})
+    with pytest.raises(ta.CheckpointError, match="abstract"):
+        ta.load(tmp_path / "x.safetensors", state)
 
 
 def test_a_sharding_that_does_not_divide_keys_is_an_error(tmp_path):

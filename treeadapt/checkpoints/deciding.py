@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from jax.sharding import PartitionSpec, Sharding
 
-from treeadapt.checkpoints.leaves import as_array
+from treeadapt.checkpoints.leaves import as_array, on_meshes
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, require_migration, source_of
 from treeadapt.checkpoints.reading import read_ahead
@@ -45,7 +45,7 @@ def selected(view: TreeView, where: Any) -> list[bool]:
 
 
 def target_view(target: Any) -> TreeView:
-    """Return the view of what leaves are to be loaded into.
+    """Return the view of what leaves are to be loaded into, on meshes with devices.
 
     Raises:
         CheckpointError: it is a function, or has shardings in the place of arrays.
@@ -65,7 +65,7 @@ def target_view(target: Any) -> TreeView:
             f"{listing(specs, limit=2)}. Pass shapes with shardings: jax.tree.map("
             "lambda x, s: x.update(sharding=s), jax.eval_shape(init), shardings)."
         )
-    return view
+    return dataclasses.replace(view, leaves=on_meshes(view.leaves))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from treeadapt.checkpoints.array_boxes import boxes_here, on_devices
 from treeadapt.checkpoints.processes import spans_processes
@@ -132,14 +132,53 @@ def sharding_to_read(name: str, stated: Leaf, like: Any) -> Any:
         return None
     if sharding is not None:
         text = f"The target's {listing([name])} cannot be sharded"
-        if isinstance(getattr(sharding, "mesh", None), AbstractMesh):
-            raise CheckpointError(f"{text}: its mesh is abstract and has no devices.")
+        mesh = getattr(sharding, "mesh", None)
+        if isinstance(mesh, AbstractMesh):
+            axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+            raise CheckpointError(
+                f"{text}: its mesh is abstract and has no devices. Call load in the "
+                f"block of `with jax.set_mesh(mesh):`, where mesh has the axes {axes}."
+            )
         try:
             sharding.shard_shape(tuple(like.shape))
         except ValueError as error:
             raise CheckpointError(f"{text}: {error}") from error
     is_same = like.dtype == stated.array.dtype == _narrowed(stated.array.dtype)
     return sharding if is_same else None
+
+
+def on_meshes(leaves: Sequence[Any]) -> list[Any]:
+    """Return the leaves of a target, with devices in the place of abstract meshes.
+
+    ``jax.eval_shape`` of arrays on Explicit axes of a mesh gives shardings of abstract
+    ones. The mesh that is set is taken, or else the only one of the other leaves, where
+    the names and sizes of its axes are the same.
+
+    Args:
+        leaves: of the target.
+    """
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    meshes = {it.mesh: None for it in shardings if isinstance(it, NamedSharding)}
+    if not any(isinstance(mesh, AbstractMesh) for mesh in meshes):
+        return [*leaves]
+    with_devices = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+
+    def bound(leaf: Any, sharding: Any) -> Any:
+        is_abstract = isinstance(leaf, jax.ShapeDtypeStruct)
+        if not is_abstract or not isinstance(sharding, NamedSharding):
+            return leaf
+        if not isinstance(sharding.mesh, AbstractMesh):
+            return leaf
+        axes = [*sharding.mesh.shape.items()]
+        for candidates in ([jax.sharding.get_mesh()], with_devices):
+            fitting = [x for x in candidates if [*x.shape.items()] == axes]
+            if len(fitting) == 1:
+                kind = sharding.memory_kind
+                place = NamedSharding(fitting[0], sharding.spec, memory_kind=kind)
+                return leaf.update(sharding=place)
+        return leaf
+
+    return [*map(bound, leaves, shardings)]
 
 
 def boxes_to_read(like: Any, shape: Sequence[int]) -> list[Box]:

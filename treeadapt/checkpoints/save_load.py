@@ -206,7 +206,9 @@ def load(
 
     Shapes and dtypes are compared before any array is read. A leaf goes where that of
     ``target`` is: to its sharding, or to NumPy; an abstract one to its sharding if it
-    has one, else to JAX's default device. Of ``.safetensors``, one leaf is read at a
+    has one, else to JAX's default device. Where that is of an abstract mesh, as
+    ``jax.eval_shape`` makes it, it is on the mesh of ``jax.set_mesh``, or of the other
+    leaves, with the same axes. Of ``.safetensors``, one leaf is read at a
     time, and of it what this process's devices need, through a migration too
     (``MigrationPlan.gathered`` lists exceptions). Orbax and Flax take all leaves at
     once; those that a migration moves, Orbax takes one group or 256 MiB at a time. A
