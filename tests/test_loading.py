@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 from command import run
-from flax import serialization
+from flax import nnx, serialization
 from flax.training.train_state import TrainState
 from marks import kinds_of
 from test_checkpoints import ENDINGS, FORMATS, same, write
@@ -699,3 +699,81 @@ def test_a_module_that_was_renamed_is_one_line_for_each_name_in_it(tmp_path):
         "  unexpected 'value_head/bias'",
         "  unexpected 'value_head/kernel'",
     ]
+
+
+# --- random state ---
+
+
+class Dropped(nnx.Module):
+    def __init__(self, seed, rate=0.1, layers=1):
+        rngs = nnx.Rngs(seed)
+        self.up = nnx.Linear(2, 3, rngs=rngs)
+        if rate:
+            self.drops = nnx.List([nnx.Dropout(rate, rngs=rngs) for _ in range(layers)])
+
+
+def random_paths(model):
+    return {path for path in ta.to_flat_dict(model) if "rngs" in path}
+
+
+@pytest.mark.parametrize("table", [None, {"up/{k}": "up/{k}"}])
+def test_a_model_keeps_its_random_state_where_a_checkpoint_has_none(table, tmp_path):
+    file, saved, model = tmp_path / "x.safetensors", Dropped(0, 0), Dropped(1)
+    ta.save(file, saved)
+    m = ta.Migration(table) if table else None
+    paths = random_paths(model)
+    assert paths
+    report = ta.compare_checkpoint(file, model, migration=m)
+    assert report.fits
+    assert {*report.random} == paths <= {*report.kept}
+    assert "No random state in the checkpoint; the target keeps 'drops/" in str(report)
+    before = {path: str(ta.to_flat_dict(model)[path]) for path in paths}
+    loaded = ta.load(file, model, migration=m)
+    after = ta.to_flat_dict(loaded)
+    assert {path: str(after[path]) for path in paths} == before
+    np.testing.assert_array_equal(after["up/kernel"], saved.up.kernel[...])
+    with pytest.raises(ta.CheckpointError if m is None else ta.MigrationError) as told:
+        ta.load(file, nnx.eval_shape(lambda: Dropped(1)), migration=m)
+    assert "load(path, model)" in str(told.value)
+
+
+def test_a_part_of_the_random_state_is_missing_data(tmp_path):
+    file = tmp_path / "x.safetensors"
+    flat = ta.to_flat_dict(Dropped(0))
+    count = next(path for path in flat if path.endswith("count"))
+    ta.save(file, {path: leaf for path, leaf in flat.items() if path != count})
+    with pytest.raises(ta.CheckpointError, match="missing"):
+        ta.load(file, Dropped(1))
+
+
+def test_other_missing_leaves_are_refused_next_to_random_state(tmp_path):
+    ta.save(tmp_path / "x.safetensors", Dropped(0, 0), where="up/kernel")
+    with pytest.raises(ta.CheckpointError, match="up/bias"):
+        ta.load(tmp_path / "x.safetensors", Dropped(1))
+
+
+def test_a_key_that_no_adapter_calls_random_state_is_data(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"w": np.ones(2)})
+    with pytest.raises(ta.CheckpointError, match="rng"):
+        ta.load(tmp_path / "x.safetensors", {"w": np.ones(2), "rng": jax.random.key(0)})
+
+
+def test_a_run_without_its_random_state_is_a_warning(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"model": Dropped(0, 0), "step": 7})
+    with pytest.warns(ta.TreeAdaptWarning, match="holds 'step' of a run and no random"):
+        ta.load(tmp_path / "x.safetensors", {"model": Dropped(1), "step": 0})
+
+
+def test_a_keras_model_keeps_its_seeds(tmp_path):
+    keras = pytest.importorskip("keras")
+    if keras.backend.backend() != "jax":
+        pytest.skip("of another backend")
+    dense = keras.layers.Dense(2)
+    dense.build((None, 3))
+    saved = {v.path: np.asarray(v.value) for v in dense.variables}
+    seeds = keras.random.SeedGenerator(3)
+    ta.save(tmp_path / "x.safetensors", saved)
+    target = {**{v.path: v for v in dense.variables}, "seed": seeds.state}
+    report = ta.compare_checkpoint(tmp_path / "x.safetensors", target)
+    assert report.random == ("seed",)
+    assert report.fits

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 from jax.sharding import PartitionSpec, Sharding
 
 from treeadapt.checkpoints.leaves import as_array, on_meshes
@@ -32,6 +33,7 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.selection.selectors import select
 from treeadapt.text.names import SHOWN, fold, listing, section
 from treeadapt.transforms.optax_fields import is_state_class
+from treeadapt.transforms.state_map import last
 from treeadapt.trees.arrays import is_array
 from treeadapt.trees.describing import describe
 from treeadapt.trees.paths import as_tree
@@ -68,6 +70,10 @@ def target_view(target: Any) -> TreeView:
     return dataclasses.replace(view, leaves=on_meshes(view.leaves))
 
 
+#: Last segments of counters in a checkpoint from which a run goes on.
+_OF_A_RUN = ("step", "count")
+
+
 @dataclasses.dataclass(frozen=True)
 class Wanted:
     """What a call wants of a checkpoint.
@@ -100,6 +106,12 @@ class Wanted:
         with _naming("where= selects leaves of the target by their names there"):
             chosen = selected(self.view, self.where)
         return dict(zip(self.view.plan.paths, chosen, strict=True))
+
+    @functools.cached_property
+    def random(self) -> list[str]:
+        """Paths of the target's random state, such as the keys of dropout."""
+        assert self.view is not None
+        return [self.view.plan.paths[index] for index in self.view.plan.random]
 
 
 def paths_to_load(source: Source, where: Any) -> list[str]:
@@ -165,7 +177,18 @@ def decided(source: Source, wanted: Wanted) -> LoadReport:
         read if has_values else None,
         cast=wanted.cast,
     )
-    return dataclasses.replace(report, origin=source.problems.origin)
+    report = dataclasses.replace(report, origin=source.problems.origin)
+    # Published weights have none. A file that has some of it was cut off.
+    lacking = [path for path in report.missing if path in {*wanted.random}]
+    is_there = any(path in leaves for path in wanted.random)
+    if is_there or any(isinstance(target[x], jax.ShapeDtypeStruct) for x in lacking):
+        return report
+    return dataclasses.replace(
+        report,
+        random=tuple(lacking),
+        kept=(*report.kept, *lacking),
+        missing=tuple(path for path in report.missing if path not in lacking),
+    )
 
 
 def source_that_fits(
@@ -247,6 +270,14 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         text = "\n".join(lines)
         raise MigrationError(text, paths=report.misfits, problems=problems)
     source.problems.raise_any()
+    steps = [path for path in source.stored.table if last(path) in _OF_A_RUN]
+    if report.random and steps:
+        warnings.warn(
+            f"T{title[1:]} holds {listing(steps, limit=2)} of a run and no random "
+            f"state: {listing(report.random)} begin as they are in the target.",
+            TreeAdaptWarning,
+            stacklevel=3,
+        )
     if unfilled or not (report.restored or report.fits):
         seen = f"Nothing was loaded from {title}, because no leaf of the target fits"
         if report.restored:
@@ -270,6 +301,11 @@ def _advice(source: Source, report: LoadReport, wanted: Wanted) -> list[str]:
         lines.append(
             f"{listing([state])} is in the state of an optimizer: "
             "treeadapt.carry_state takes that of other params or another optimizer."
+        )
+    if random := [path for path in wanted.random if path in wrong]:
+        lines.append(
+            f"{listing(random, limit=2)}: random state of shapes without numbers. "
+            "load(path, model), with a model in the place of its shapes, keeps its own."
         )
     is_unlike = not report.restored and (report.unexpected or report.misshaped)
     if is_unlike and not source.migrates:

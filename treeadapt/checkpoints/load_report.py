@@ -50,6 +50,8 @@ class LoadReport:
             numbers which its codes and scales mean.
         plain_float8: paths in the checkpoint of floats of 8 bits without scales.
         left_out: scales of a quantised cache that the target lacks.
+        random: paths of random state, such as the keys of dropout, that keep what the
+            target has, because the checkpoint has none.
     """
 
     restored: tuple[str, ...]
@@ -65,6 +67,7 @@ class LoadReport:
     decoded: Mapping[str, str] = dataclasses.field(default_factory=dict)
     plain_float8: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -92,6 +95,11 @@ class LoadReport:
         lines = [f"{plural(count, 'leaf')} {'fits' if count == 1 else 'fit'}."]
         if self.kept:
             lines.append(f"{plural(len(self.kept), 'leaf')} kept from the target.")
+        if self.random:
+            names = listing(self.random, limit=4)
+            lines.append(
+                f"No random state in the checkpoint; the target keeps {names}."
+            )
         lines += self.misfit_lines
         rows = [
             f"{listing([path])}: {_difference(*pair)}"

@@ -41,6 +41,7 @@ class Plan:
     Attributes:
         paths: label path of each leaf, in JAX's leaf order.
         untrained: indices of leaves that no optimizer should see.
+        random: indices of leaves that are random state.
         nones: paths of ``None``, each of which is in the place of a leaf.
         holes: paths of ``optax.MaskedNode``, which may replace a leaf or a node of the
             tree that this one is a part of.
@@ -59,6 +60,7 @@ class Plan:
     def __init__(self, walk: Walk):
         self.paths: tuple[str, ...] = tuple(walk.paths)
         self.untrained: frozenset[int] = frozenset(walk.untrained)
+        self.random: frozenset[int] = frozenset(walk.random)
         self.shares = len(walk.shared) > 1
         self.memo: dict[Any, Any] = {}
         self._nodes = walk.nodes

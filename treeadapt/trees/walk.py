@@ -111,6 +111,7 @@ class _Frame:
     spot: _Spot
     prefix: str = ""  # of the paths below
     trains: bool = True
+    random: bool = False
     in_opaque: bool = False
     node: Any = None
     kind: NodeKind = LEAF
@@ -144,6 +145,7 @@ class Walk:
         paths: label path of each leaf.
         seen: what JAX flattens the tree to: leaves, shared ones again, opaque objects.
         untrained: indices of leaves that no optimizer should see.
+        random: indices of leaves that are random state.
         nodes: classes of the nodes and boxes at each path; None is the root's path.
         skeleton: ``{ROOT: state dict}``, with the index of each leaf in its place.
         shared: number of each node with an identity, the node and its path, by its
@@ -158,6 +160,7 @@ class Walk:
         self.paths: list[str] = []
         self.seen: list[Any] = []
         self.untrained: set[int] = set()
+        self.random: set[int] = set()
         self.nodes: dict[str | None, tuple[type, ...]] = {}
         self.skeleton: dict[str, Any] = {}
         self.shared: dict[int, tuple[int, Any, str | None]] = {}
@@ -272,6 +275,8 @@ class Walk:
         self._steps.append(index)
         if not frame.trains:
             self.untrained.add(index)
+        if frame.random:
+            self.random.add(index)
         if not frame.in_opaque:
             self.seen.append(leaf)
 
@@ -289,9 +294,11 @@ class Walk:
         if kind.is_mapping:  # most nodes: no code of an adapter is needed
             children, keys = _jax.one_level(node)
             flat, trains = Flat(keys, children), above.trains
+            random = above.random
         else:
             flat = _asked(adapter.open, node, spot)
             trains = above.trains and adapter.trains(node)
+            random = above.random or adapter.random(node)
         if node is None:
             spot.container.setdefault(spot.name, None)
         elif spot.container.get(spot.name) is None:
@@ -318,6 +325,7 @@ class Walk:
                 spot=spot,
                 prefix="" if spot.path is None else spot.path + _paths.SEPARATOR,
                 trains=trains,
+                random=random,
                 in_opaque=above.in_opaque or kind.opens,
                 node=node,
                 kind=kind,

@@ -87,6 +87,8 @@ class Adapter:
             Applies only to classes that JAX does not know, and needs no ``flatten``.
         trains: False for a node whose arrays no optimizer should see, such as batch
             statistics.
+        random: True for a node that holds random state, such as a counter of draws:
+            where a checkpoint has none, ``load`` leaves that of the target.
         shared: one object under two paths is one node, and comes back as one.
         axis_names: takes a node that holds one array, and gives the name of each of its
             axes, None for an axis without one; or None. ``named_shardings`` shards it
@@ -113,6 +115,7 @@ class Adapter:
     by_hand: Callable[[type], bool] = lambda _: False
     leaf: bool = False
     trains: Callable[[Any], bool] = lambda _: True
+    random: Callable[[Any], bool] = lambda _: False
     shared: bool = False
     axis_names: Callable[[Any], Sequence[Any] | AxisNames | None] | None = None
 

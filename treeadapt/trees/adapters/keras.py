@@ -18,6 +18,8 @@ from treeadapt.trees.adapters import fields
 from treeadapt.trees.adapters.adapter import BOX, Adapter, Flat
 from treeadapt.trees.arrays import is_array
 
+_SEED = "seed_generator_state"  # of each keras.random.SeedGenerator (Keras 3.15)
+
 
 def _variable(node: Any) -> Flat:
     # The second is that of a Variable which is one of nnx, too (Keras 3).
@@ -61,6 +63,7 @@ ADAPTERS = (
         flatten=_variable,
         unflatten=_variable_again,
         trains=lambda node: node.trainable,
+        random=lambda node: node.name == _SEED and not node.trainable,
         shared=True,
     ),
     Adapter(

@@ -34,6 +34,7 @@ ADAPTERS = (
         applies=nnx.Variable,
         flatten=jax.boxed,
         trains=lambda node: isinstance(node, nnx.Param),
+        random=lambda node: isinstance(node, nnx.RngState),
         shared=True,
         axis_names=_axis_names,
     ),
