@@ -52,7 +52,7 @@ OWNED = {
     "checkpoints": set(),
     "checkpoints.msgpack_file": {"flax"},
     "checkpoints.orbax_folder": {"etils", "orbax"},  # etils: its paths
-    "checkpoints.remote": {"fsspec"},
+    "checkpoints.remote": {"aiohttp", "fsspec"},
     "checkpoints.safetensors_file": {"safetensors"},
     "cli": {"click"},
     "cli.bench": {"flax", "optree", "tree"},  # what it compares with
