@@ -7,6 +7,7 @@ name, the model type, sizes that a configuration states, and every error on the 
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ import pytest
 from command import invoke
 
 import treeadapt as ta
+from treeadapt.migrations.tables.published import published
 
 CONFIG = {
     "model_type": "qwen3",
@@ -387,3 +389,42 @@ def test_a_chain_of_tables_says_where_its_rows_come_from(folder):
 def test_what_is_neither_a_table_nor_a_text_is_an_error(folder, migration):
     with pytest.raises(ta.MigrationError, match=r"Expected migration="):
         ta.load(folder, migration=migration)
+
+
+def test_heads_of_queries_and_of_keys_have_one_size():
+    """A table that takes the numbers of both from a configuration takes that, too."""
+    for tables in published().values():
+        for table in tables.values():
+            config = tomllib.loads(table.file.read_text()).get("config", {})
+            assert {"h", "k", "d"} & {*config} != {"h", "k"}, table.name
+
+
+@pytest.mark.parametrize(
+    "layout", ["tunix", "maxtext", "maxtext-unscanned", "keras-hub"]
+)
+def test_a_configuration_with_too_many_heads_of_keys_is_an_error(layout, tmp_path):
+    width = {"q": 24, "k": 8, "v": 8}
+    of_layer = {f"self_attn.{p}_proj.weight": (n, 24) for p, n in width.items()}
+    of_layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in width.items()}
+    of_layer |= {"self_attn.o_proj.weight": (24, 24), "mlp.down_proj.weight": (24, 7)}
+    of_layer |= {f"mlp.{p}_proj.weight": (7, 24) for p in ("gate", "up")}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    of_layer |= {f"{norm}.weight": (24,) for norm in norms}
+    weights = {"model.embed_tokens.weight": (19, 24), "model.norm.weight": (24,)}
+    weights |= {
+        f"model.layers.{n}.{k}": v for n in range(2) for k, v in of_layer.items()
+    }
+    weights |= {"lm_head.weight": (19, 24)}
+    ta.save(
+        tmp_path / "model.safetensors",
+        {k: np.ones(v, np.float32) for k, v in weights.items()},
+    )
+    config = {"model_type": "qwen2", "hidden_size": 24, "num_attention_heads": 3}
+    for heads in (1, 2):
+        stated = {**config, "num_key_value_heads": heads}
+        (tmp_path / "config.json").write_text(json.dumps(stated))
+        if heads == 1:
+            ta.load(tmp_path, migration=layout)
+            continue
+        with pytest.raises(ta.MigrationError, match="k_proj"):
+            ta.load(tmp_path, migration=layout)
