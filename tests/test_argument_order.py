@@ -82,7 +82,7 @@ OTHERS = (
     "incremental_update inject_hyperparams leaf lift load_migration load_optimizer "
     "load_rules node read_metadata register scale_by_rules schedule set_opt_state "
     "shard_largest to_flat_dict to_state_dict tree_diff tree_paths tree_set "
-    "value_and_grad_from_state match_models"
+    "value_and_grad_from_state match_models load_torch_state"
 )
 
 

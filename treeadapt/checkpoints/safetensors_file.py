@@ -286,9 +286,10 @@ def _shared(texts: Mapping[str, Any], table: Mapping[str, Leaf]) -> dict[str, Le
     """Return the leaves that ``safetensors.torch.save_model`` left out, as tied ones.
 
     Of names that share a tensor it keeps the first in the alphabet, and the others are
-    texts of the header, ``{"model.embed_tokens.weight": "lm_head.weight"}``.
+    texts of the header, ``{"model.embed_tokens.weight": "lm_head.weight"}``. A name
+    without a dot may be anything, as in ``{"base_model": "encoder"}``.
     """
-    pairs = ((name, owner) for name, owner in texts.items() if name != "format")
+    pairs = ((name, owner) for name, owner in texts.items() if "." in name)
     return {
         name: dataclasses.replace(table[owner], owner=owner)
         for name, owner in pairs
