@@ -264,7 +264,7 @@ HEAD = "version = 1\n"
         ),
         (HEAD + '[rules]\na = [[["b"]]]\n', "A label is"),
         (HEAD + f"[rules]\na = {['b'] * 65}\n", "A label is"),
-        (HEAD + "[rules]\na = 1979-05-27\n", "A label is"),
+        (HEAD + "[rules]\na = 1979-05-27\n", "rules.a is a date or a time"),
         (HEAD + "[rules]\na = { shard_largest = 3 }\n", "Write { shard_largest"),
         (HEAD + "[rules]\na = { shard_largest = [] }\n", "Write { shard_largest"),
         (

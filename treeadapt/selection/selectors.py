@@ -621,7 +621,7 @@ def view_first(tree: Any, chooser: Any, call: str) -> TreeView:
             texts and empty trees in the place of the tree are taken as they are unless
             there are arrays in the place of ``chooser``.
     """
-    if _chooses(tree) and _is_tree(chooser):
+    if _is_tree(chooser) and _chooses(tree):
         raise SelectorError(
             f"The tree comes first, {call}; got {_written(tree)} for it, and "
             f"{describe_argument(chooser)} with arrays after it. Swap the two."
@@ -638,10 +638,14 @@ def _chooses(value: Any) -> bool:
     return isinstance(value, str | type | Question)
 
 
-def _is_text(value: Any) -> bool:
-    """Return whether it is a text, a spec as rules take it, or a pair of these."""
+def _is_text(value: Any, depth: int = 3) -> bool:
+    """Return whether it is a text, a spec as rules take it, or a pair of these.
+
+    A tree may be lists in lists to any depth; pairs hold lists of names, and no more.
+    """
     if isinstance(value, tuple | list) and not isinstance(value, PartitionSpec):
-        return bool(value) and all(x is None or _is_text(x) for x in value)
+        is_short = depth > 0 and bool(value)
+        return is_short and all(x is None or _is_text(x, depth - 1) for x in value)
     return isinstance(value, str | PartitionSpec)
 
 
