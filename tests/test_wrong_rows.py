@@ -309,9 +309,7 @@ def test_answers_of_other_shapes_are_an_error() -> None:
     for answer in ({}, [], "text"):
         with pytest.raises(ta.MigrationError, match="Expected an array"):
             ta.find_wrong_rows(m, flat, flat, lambda _, a=answer: a, np.ones(3))
-    with pytest.raises(
-        ta.MigrationError, match=r"takes \(migration, source, target, "
-    ):
+    with pytest.raises(ta.MigrationError, match=r"takes \(migration, source, target, "):
         ta.find_wrong_rows({"w": "w"}, flat, flat, lambda p: p, np.ones(3))
     with pytest.raises(ta.MigrationError, match="no row"):
         ta.find_wrong_rows(m, {"v": np.ones(2)}, flat, lambda p: p["w"], np.ones(3))
