@@ -257,8 +257,8 @@ def test_errors_of_a_model_pass():
         line(model=broken).match()
 
 
-#: A gap of today: tables of an embedding that is scaled by what is no root of a size
-#: (llama), and of three experts that could be three layers by size (moe), are not found.
+#: A gap of today: an embedding that is scaled by what is no root of a size (llama), and
+#: three experts that could be three layers by size (moe), are not found.
 ALIKE = {
     "decoder": decoder,
     "encoder": encoder,

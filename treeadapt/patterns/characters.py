@@ -8,19 +8,16 @@ may be dropped at any time. See ``matcher`` for segments and trees.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from operator import xor
 
 from treeadapt.patterns.glob import CharacterSet, Mark, NumberRange, Token
 
 # Transitions that an automaton remembers before it starts again.
 MAX_TRANSITIONS = 100_000
-
-_NOT_ZERO = re.compile(rb"[^\0]", re.DOTALL)
 
 
 class _CharacterState(dict[str, "_CharacterState"]):
@@ -110,20 +107,19 @@ class CharacterAutomaton:
     def _jump(self, jumping: int) -> int:
         # By bytes, each of them worked out once: thousands of positions may jump at
         # every character.
-        after = 0
+        after, jumped = 0, self._jumped
         data = jumping.to_bytes(self._size // 8 + 1, "little")
-        for match in _NOT_ZERO.finditer(data):
-            index = match.start()
+        for index in compress(range(len(data)), data):  # bytes that are not zero
             key = index << 8 | data[index]
-            target = self._jumped.get(key)
+            target = jumped.get(key)
             if target is None:
-                if len(self._jumped) > self._limit // 8:
-                    self._jumped.clear()
+                if len(jumped) > self._limit // 8:
+                    jumped.clear()
                 target = 0
                 for place in places_of(data[index]):
                     positions, shift = self._jumps[8 * index + place]
                     target |= positions << shift
-                self._jumped[key] = target
+                jumped[key] = target
             after |= target
         return after
 
