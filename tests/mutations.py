@@ -25,12 +25,16 @@ def wrong_tables(
 
     A mistake is made in one address: two axes or two names of a list change places. Or
     in one row: two targets change places, an operation is forgotten, or the row is.
-    Tables that are refused as they are read are left out, and so are optional rows that
-    take no leaf of a source.
+    Tables that are refused as they are read are left out, and so are optional rows, and
+    drops from a given source, that take no leaf.
     """
     rows = tomllib.loads(path.read_text())["rows"]
     for row, parsed in zip([*rows], ta.load_migration(path).rows, strict=True):
-        if row.pop("optional", False) and not any(map(parsed.takes, source or ())):
+        # A drop need not take a leaf either: older files have masks, newer ones none.
+        may_be_idle = row.pop("optional", False) or (
+            "drop" in row and source is not None
+        )
+        if may_be_idle and not any(map(parsed.takes, source or ())):
             rows.remove(row)
     for number, row in enumerate(rows):
         for mistake, wrong in _wrong_rows(row):
