@@ -25,6 +25,7 @@ from benchmarks import (
     operating,
     planning,
     stacking,
+    starting,
     training,
 )
 from benchmarks.harness import Race, Result, Target, figure, run
@@ -43,6 +44,7 @@ TOPICS: dict[str, Any] = {
     "planning": planning,
     "stacks": stacking,
     "training": training,
+    "command": starting,
 }
 
 ALL_TOPICS_MINUTES = 15
@@ -139,6 +141,7 @@ def _races(topic: Any, *, quick: bool) -> Iterator[Race]:
         "planning": (1, 1),
         "stacks": (12, 8),
         "training": (1, 2),
+        "command": ((), ()),
     }
     if topic is conversion:
         return topic.races((24,), real_models=False)

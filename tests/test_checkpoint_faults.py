@@ -27,7 +27,7 @@ from sizes import slow_but
 import treeadapt as ta
 from treeadapt.checkpoints import replacing, save_load
 from treeadapt.checkpoints.array_boxes import FileArray
-from treeadapt.cli import commands, sources
+from treeadapt.cli import diffing, sources
 
 # Orbax may leave its event loop to the collector.
 pytestmark = [
@@ -487,7 +487,7 @@ def test_what_comes_between_the_reading_of_two_leaves_is_noticed(
         "load": lambda: ta.load(path, tree(0)),
         "migrate": lambda: ta.load(path, migration=ta.Migration(stack, sizes={"x": 2})),
         "copy": lambda: save_load.copy(path, tmp_path / "y", max_shard_bytes=10**6),
-        "diff": lambda: commands._differences(
+        "diff": lambda: diffing.differences(
             [str(path)] * 2, sources.read_pair(*[str(path)] * 2), "**", values=True
         ),
     }

@@ -55,7 +55,7 @@ OWNED = {
     "checkpoints.remote": {"aiohttp", "fsspec"},
     "checkpoints.safetensors_file": {"safetensors"},
     "cli": {"click"},
-    "cli.bench": {"flax", "optree", "tree"},  # what it compares with
+    "cli.bench": {"click", "flax", "optree", "tree"},  # what it compares with
     "porting.drafts.pairing": {"scipy"},  # which JAX needs, too
 }
 
@@ -425,6 +425,35 @@ def test_importing_the_package_imports_only_jax_numpy_and_optax(fresh):
 
 def test_the_import_probe_sees_a_library(fresh):
     assert "flax" in _libraries_that_come_with("import flax", fresh)
+
+
+COMPLETING = """
+import sys
+from click.shell_completion import ShellComplete
+from treeadapt.cli.commands import app
+typed = [["--help"], *([name, "--help"] for name in app.commands)]
+for words in typed:
+    app.main(words, prog_name="treeadapt", standalone_mode=False)
+for words, start in (([], "s"), (["show"], "--"), (["lint", "x", "--ignore"], "un")):
+    shell = ShellComplete(app, {}, "treeadapt", "_TREEADAPT_COMPLETE")
+    print([each.value for each in shell.get_completions(words, start)])
+print(*sorted({"jax", "numpy", "optax"} & set(sys.modules)))
+"""
+
+
+def test_help_and_completion_import_no_jax_and_no_numpy():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMPLETING],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, commands, options, kinds, libraries = done.stdout.splitlines()
+    assert commands == "['show']"
+    assert "'--depth', '--statics'" in options
+    assert kinds == "['unmatched', 'unused']"
+    assert libraries == ""
 
 
 def test_the_top_level_holds_only_what_the_design_fixes():

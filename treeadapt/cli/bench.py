@@ -13,12 +13,14 @@ import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import click
 import jax
 import numpy as np
 import optax
 
+from treeadapt.cli import printing, sources
 from treeadapt.reports.summary import summarize
-from treeadapt.selection.rules import Rules, param_labels
+from treeadapt.selection.rules import Rules, load_rules, param_labels
 from treeadapt.selection.splitting import merge, split
 from treeadapt.transforms.partition import FROZEN, partition
 from treeadapt.trees.state_dict import to_flat_dict, to_state_dict
@@ -27,6 +29,24 @@ _SIZES = (100, 1_000, 10_000)
 _REPEATS = 7  # fewer if they take long
 _LONG_S = 2.0
 _RULES = Rules({"**/bias": "no_decay", "layers/{0..4}": "frozen", "**": "train"})
+
+
+def measure(
+    tree: str | None, rules: str | None, *, allow_regex: bool, decode: bool
+) -> None:
+    """Print what a tree costs; see the options of ``bench``.
+
+    Raises:
+        click.UsageError: there are rules and no tree, or they are in another order.
+        TreeAdaptError: a file cannot be read.
+    """
+    if rules is not None and tree is None:
+        raise click.UsageError("--rules needs a TREE.")
+    if rules is not None:
+        sources.require_order(tree or "", rules)
+    table = load_rules(rules, allow_regex=allow_regex) if rules else None
+    measured = None if tree is None else sources.read_tree(tree, decode=decode)
+    printing.print_table(("call", "leaves", "ms", "ratio"), bench_rows(measured, table))
 
 
 def bench_rows(

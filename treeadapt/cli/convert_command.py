@@ -1,7 +1,7 @@
 """Converting: which migration of several, and what goes along with the weights.
 
-Takes what ``convert`` was called with. Nothing here reads or writes an array: files
-next to the weights are copied as they are, and a weight never is.
+Takes what ``convert`` was called with. Files next to the weights are copied as they
+are, and a weight never is.
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import jax.numpy as jnp
 
-from treeadapt.checkpoints import orbax_folder
+from treeadapt.checkpoints import locating, orbax_folder, save_load
+from treeadapt.checkpoints.decoding import may_be_quantized
+from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.quantization_config import (
     DTYPE_KEYS,
     QUANTIZATION_KEYS,
     places_in,
 )
 from treeadapt.checkpoints.record import Stored
-from treeadapt.cli.lint import MILD, planned, read_migration
+from treeadapt.cli import options, printing, sources
+from treeadapt.cli.migration_findings import planned, read_migration
+from treeadapt.cli.options import MILD
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan import MigrationPlan, selected_lines
+from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.tables.published import CONFIG
+from treeadapt.reports.words import printable
 from treeadapt.text.names import listing, natural, plural
+from treeadapt.trees.views import view_tree
 
 _NO_LIMIT = 2**62
 MAX_COPIED_BYTES = 2**27  # of one file; the vocabularies of tokenizers have 2**25
@@ -277,3 +285,109 @@ def fitting_migration(
         raise MigrationError(" | ".join(misses))
     ((file, (table, plan)),) = fitting.items()
     return file, table, plan
+
+
+def convert_checkpoint(
+    source: str,
+    destination: str,
+    migrations: Sequence[str],
+    target: str | None,
+    like: str | None,
+    max_shard_bytes: int | None,
+    *,
+    reverse: bool,
+    decode: bool,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    """Write a checkpoint as another one; see the options of ``convert``.
+
+    Raises:
+        click.UsageError, Failure: options that do not go together.
+        TreeAdaptError: a file cannot be read or written, or does not fit.
+    """
+    if not migrations and (reverse or target is not None):
+        raise click.UsageError("--reverse and --target need --migration.")
+    if sources.names_function(destination):
+        raise click.UsageError(
+            f"DST {destination!r} is code, not the name of a file. What the result "
+            f"should fit is --target {destination}."
+        )
+    sources.require_order(source, destination, "SRC, then DST")
+    options.require_new(destination, force=force)
+    form = locating.format_of(destination, writing=True)
+    if like is not None and form == "orbax" and max_shard_bytes is None:
+        max_shard_bytes = published_shard_bytes(like)
+    needs_arrays = form != "schema" or max_shard_bytes is not None
+    folder, rest = Path(destination), None
+    if like is not None:
+        if not needs_arrays:
+            text = "--like needs a DST with arrays, and this is a schema."
+            raise click.UsageError(text)
+        if form == "safetensors" and max_shard_bytes is None:
+            folder = folder.parent
+        rest = other_files(like, folder, Path(destination))
+    if sources.names_function(source) and not migrations and not needs_arrays:
+        tree = sources.read_tree(source, decode=decode)
+        forms = map(stored_form, view_tree(tree).leaves)
+        num_leaves = sum(stored is not None for stored in forms)
+        if not dry_run:
+            save_load.save(destination, tree)
+    else:
+        stored = sources.read_checkpoint(source, decode=decode)
+        if needs_arrays:
+            stored.require_arrays()
+        if like is not None and not decode and may_be_quantized(stored):
+            raise options.Failure(
+                "--like copies a config.json for plain weights, and --no-decode writes "
+                "codes and scales. Leave one of the two out."
+            )
+        likes = original = table = None
+        if target is not None:
+            fitted = sources.read_source(target, decode=decode)
+            likes = fitted.tree
+            if fitted.stored is not None and fitted.stored.format != "schema":
+                original = fitted.stored  # a schema has no arrays
+        written = stored.leaves
+        if migrations:
+            file, table, plan = fitting_migration(
+                migrations, stored, likes, (like, source), reverse=reverse
+            )
+            _print_migration(file if len(migrations) > 1 else None, table, plan)
+            written = plan.result
+            if dry_run:
+                printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
+        if not dry_run:
+            sizes = {path: size_bytes(leaf) for path, leaf in written.items()}
+            with printing.bar(f"Writing {destination}", sum(sizes.values())) as shown:
+                save_load.copy(
+                    source,
+                    destination,
+                    migration=table,
+                    target=likes,
+                    original=original,
+                    max_shard_bytes=max_shard_bytes,
+                    decode=decode,
+                    progress=lambda path: shown.update(sizes.get(path, 0)),
+                )
+        num_leaves = len(written)
+        if rest is not None:
+            rest = rest.for_plain_weights(written)
+    done = "Would write" if dry_run else "Wrote"
+    click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
+    if rest is not None and like is not None:
+        if not dry_run:
+            copy_files(rest, folder)
+        for line in rest.lines(like, "Would copy" if dry_run else "Copied"):
+            click.echo(printable(line))
+
+
+def _print_migration(file: str | None, table: Migration, plan: MigrationPlan) -> None:
+    """Print which of several tables fits, where it is from, and what to be wary of."""
+    if file is not None:
+        click.echo(f"{file!r} fits.")
+    if table.origin:
+        click.echo(printable(f"The rows are {table.origin}."))
+    for text in (unchecked_text(plan.rows), *selected_lines(plan)):
+        if text:
+            options.show_warning(text)

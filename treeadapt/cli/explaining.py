@@ -7,6 +7,7 @@ the row with its captures, sizes and operations.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import click
 from jax.sharding import PartitionSpec
 
 from treeadapt.cli.optimizing import explain_optimizer
+from treeadapt.cli.outcome import read_outcome
 from treeadapt.errors import TreeAdaptError
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.optimizers.load import OptimizerFile
@@ -22,6 +24,27 @@ from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.selectors import select
 from treeadapt.sharding.specs import spec_text
 from treeadapt.text.names import Speller, listing
+
+
+def explain_leaf(tree: str, path: str, **names: Any) -> None:
+    """Print what decides or moves one leaf; see the options of ``explain``.
+
+    Args:
+        tree: name of the tree.
+        path: of the leaf.
+        names: what else ``read_outcome`` takes.
+
+    Raises:
+        SystemExit: nothing does.
+        click.UsageError, TreeAdaptError: as for ``read_outcome``.
+    """
+    _, outcome, optimizers = read_outcome(tree, path=path, **names)
+    if isinstance(outcome, Decision):
+        is_matched = explain_rules(tree, path, outcome, optimizers)
+    else:
+        is_matched = outcome is not None and explain_row(tree, path, outcome[0])
+    if not is_matched:
+        sys.exit(1)
 
 
 def explain_rules(

@@ -1,112 +1,63 @@
-"""Linting a migration for one tree: what is wrong with it, as findings.
+"""Linting: what is wrong with a table, printed or as annotations.
 
-Takes a migration and abstract trees; gives its plan, findings, and notes on what no
-check of shapes can see. See ``reports.summary`` for the findings of rules.
+Takes what ``lint`` was called with. See ``reports.summary`` for the findings of rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
-from treeadapt.checkpoints.record import Stored
-from treeadapt.errors import MigrationError
-from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan, noted_lines, pairs_text
-from treeadapt.reports.summary import Finding
-from treeadapt.text.names import fold, listing
-from treeadapt.trees.views import view_tree
+import click
 
-ONE_WAY = "one-way"
-CHECK = "check"
-OPTIMIZER = "optimizer"
-#: What keeps no table from running: no way back, or nobody compared the answers.
-MILD = (ONE_WAY, CHECK)
-_OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "alternative")
-KINDS = (*_OF_RULES, "count", *MILD, "retyped", OPTIMIZER)
+from treeadapt.cli import migration_findings, optimizing, printing
+from treeadapt.cli.outcome import read_outcome
+from treeadapt.reports.summary import Finding, findings, habits
+from treeadapt.reports.words import printable
+from treeadapt.selection.decision import Decision
+from treeadapt.text.names import plural
 
 
-def read_migration(
-    file: str, *checkpoints: str | None, reverse: bool = False
-) -> Migration:
-    """Read a migration file or a published table, or the way back of it.
+def lint_table(ignored: Sequence[str], form: str | None, **names: Any) -> None:
+    """Print what is wrong with a table for a tree.
 
     Args:
-        file: its name.
-        checkpoints: the configuration is next to one of these.
-        reverse: whether the rows are read backwards.
+        ignored: kinds of findings to leave out.
+        form: ``"json"``, ``"github"``, or anything else for text.
+        names: what ``read_outcome`` takes.
 
     Raises:
-        MigrationError: it cannot be read, or has no way back.
+        SystemExit: anything is wrong.
+        click.UsageError, TreeAdaptError: as for ``read_outcome``.
     """
-    migration: Migration = named_migration(file, *filter(None, checkpoints))
-    return migration.inverse if reverse else migration
-
-
-def planned(
-    migration: Migration, source: Any, target: Any
-) -> tuple[MigrationPlan, list[Finding]]:
-    """Plan a migration, and find what is wrong with it.
-
-    Args:
-        migration: the table.
-        source: checkpoint, abstract tree, or flat dict, to migrate.
-        target: abstract tree that the result should fit; None if that is not known.
-
-    Raises:
-        MigrationError: the table needs a target.
-    """
-    likes = None if target is None else view_tree(target).flat()
-    advice: list[str] = []
-    if isinstance(source, Stored):
-        source = asked_for(source, migration)
-        advice += part_advice(migration, source)
-    leaves = source.leaves if isinstance(source, Stored) else view_tree(source).flat()
-    plan, problems = migration.planned(leaves, likes, compares=True)
-    numbers = {id(row): number for number, row in enumerate(plan.rows, 1)}
-    each = list(problems.each())
-    faults = []
-    for text, places in fold(text for _, text, _ in each).items():
-        kind, _, row = each[places[0]]
-        faults.append(Finding(kind, None, text, numbers.get(id(row))))
-    faults += [Finding("unused", None, text) for text in advice if faults]
-    lost = [path for path in plan.one_way if path not in plan.noted]
-    if not faults and lost:
-        last = reversed(plan.groups)
-        rows = (g.place + 1 for g in last if lost[0] in g.filled)
-        text = f"the inverse does not lead back from {listing(fold(lost))}"
-        faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
-    for number, row in enumerate(plan.rows, 1):
-        if row.notes.check:
-            text = (
-                f"{row.both}: {row.notes.check}. Compare the answers of both models, "
-                "then delete `check` from the row."
-            )
-            faults.append(Finding(CHECK, None, text, number))
-    return plan, faults
-
-
-def leads_other_way(migration: Migration, source: Any, target: Any) -> bool:
-    """Return whether nothing but marks is wrong with a migration the other way."""
-    try:
-        faults = planned(migration, target, source)[1]
-    except MigrationError:
-        return False
-    return {each.kind for each in faults} <= {CHECK}
-
-
-def notes(plan: MigrationPlan) -> Iterator[str]:
-    """Yield what shapes cannot show."""
-    for place, pairs in plan.swappable.items():
-        row = listing([plan.rows[place].text])
-        text = f"shapes do not tell apart {pairs_text(pairs)}"
-        yield f"row {place + 1}, {row}: {text}"
-    for place in plan.idle:
-        row = listing([plan.rows[place].text])
-        yield f"row {place + 1}, {row}: it drops leaves, and none is here"
-    yield from noted_lines(plan)
-    for text in plan.unread:
-        yield f"not checked on shapes: {text}"
-    if plan.repeatable:
-        yield "a second run would pass: no name or shape shows that one was done"
+    file, outcome, optimizers = read_outcome(**names)
+    faults: list[Finding] = []
+    hints: list[str] = []
+    among, params = "the tables", None
+    if isinstance(outcome, Decision):
+        faults, hints = [*findings(outcome)], habits(outcome)
+        params = outcome.stored.tree
+        among = plural(sum(outcome.is_array), "array")
+    elif outcome is not None:
+        plan, faults = outcome
+        among = plural(len(plan.source), "array")
+        hints = [] if faults else [*migration_findings.notes(plan)]
+    if optimizers is not None:
+        fits = not faults
+        faults += optimizing.optimizer_findings(optimizers, params, fits=fits)
+        hints += optimizing.optimizer_notes(optimizers, params)
+    left_out = Counter(each.kind for each in faults if each.kind in ignored)
+    faults = [each for each in faults if each.kind not in ignored]
+    if form == "json":
+        printing.print_json([dataclasses.asdict(each) for each in faults])
+    elif form == "github":
+        printing.print_annotations(faults, file)
+    else:
+        printing.print_findings(faults, left_out, among)
+        for hint in hints:
+            click.echo(f"note: {printable(hint)}")
+    if faults:
+        sys.exit(1)

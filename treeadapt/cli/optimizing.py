@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from treeadapt.cli.lint import OPTIMIZER
+from treeadapt.cli.options import OPTIMIZER
 from treeadapt.errors import RulesFileError
 from treeadapt.optimizers.building import NOTHING
 from treeadapt.optimizers.checks import state_bytes, tree_findings

@@ -2,6 +2,7 @@
 
 An error is one or two lines on standard error, whatever was raised; ``Failure`` is one.
 Options that several commands have are decorators here. See ``commands`` for these.
+Imports neither JAX nor NumPy, as no help or completion needs them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from treeadapt.reports.words import printable
 from treeadapt.text.names import listing
 
 PROGRAM = "treeadapt"
+ONE_WAY = "one-way"
+CHECK = "check"
+OPTIMIZER = "optimizer"
+#: What keeps no table from running: no way back, or nobody compared the answers.
+MILD = (ONE_WAY, CHECK)
+_OF_RULES = ("unmatched", "overlap", "unused", "shadowed", "alternative")
+KINDS = (*_OF_RULES, "count", *MILD, "retyped", OPTIMIZER)  # of findings
 UNUSABLE, _INTERRUPTED, NO_READER = 2, 130, 141  # the last two are 128 and the signal
 _Help = click.exceptions.NoArgsIsHelpError
 _HELP = """Names, labels and checks of every leaf of a checkpoint or model.
@@ -211,6 +219,11 @@ no_decode = click.option(
 )
 
 
+def with_table(command: Any) -> Any:
+    """Give a command the options of a table, rules or a migration, and of its tree."""
+    return with_rules(given(with_migration(no_decode(command))))
+
+
 def one_of(*forms: str) -> Callable[..., Any]:
     """Give a command ``--format``; without it, the form is the first."""
     return click.option("--format", "form", type=click.Choice(forms))
@@ -240,3 +253,13 @@ def command(short_help: str, *examples: str) -> Callable[..., Any]:
     """Make a function a command, with examples at the end of its help."""
     lines = ["\b", "Examples:", *(f"  treeadapt {each}" for each in examples)]
     return app.command(short_help=short_help, epilog="\n".join(lines))
+
+
+def require_new(target: str, *, force: bool) -> None:
+    """Raise if a file exists that may not be replaced.
+
+    Raises:
+        Failure: it does.
+    """
+    if Path(target).exists() and not force:
+        raise Failure(f"{target!r} exists and is not replaced; --force replaces it.")

@@ -24,7 +24,7 @@ import click
 import jax
 from jax.sharding import AbstractMesh
 
-from treeadapt.checkpoints import opening, reading
+from treeadapt.checkpoints import locating, opening, reading
 from treeadapt.checkpoints.errors import reported
 from treeadapt.checkpoints.leaves import may_be_tied, restored_form, stored_form
 from treeadapt.checkpoints.record import NUMBER, Stored
@@ -308,6 +308,21 @@ def names_tree(text: str) -> bool:
     """Return whether a text names something that may be a tree, and is there."""
     is_there = is_url(text) or Path(text).exists()
     return names_function(text) or (is_there and not _meant(text))
+
+
+def require_order(
+    tree: str, other: str, order: str = "TREE, and the file after its option"
+) -> None:
+    """Raise if another argument names a tree, and the one for the tree does not.
+
+    Raises:
+        click.UsageError: they are in another order.
+    """
+    if other and names_tree(other) and not names_tree(tree):
+        raise click.UsageError(
+            f"{tree!r} is not a tree, and {other!r} is; the order is {order}."
+            f"{'' if Path(tree).exists() else locating.near_name(Path(tree))}"
+        )
 
 
 def _traced(text: str) -> AbstractTree:
