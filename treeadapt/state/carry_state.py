@@ -39,6 +39,7 @@ from treeadapt.state.matching import (
     match_rest,
 )
 from treeadapt.state.migrate_state import SavedState, move_copies
+from treeadapt.state.nameless import nothing_carried, read_by_position
 from treeadapt.state.report import (
     CarryReport,
     NewLeaf,
@@ -139,7 +140,8 @@ def carry_state(
 
     Raises:
         CheckpointError: ``saved`` is abstract, such as a schema, and ``params`` is not;
-            or it is the name of a file.
+            or it is the name of a file; or nothing of it is carried and its arrays have
+            no fields' names.
         UnusedRuleError: a pattern in ``reset`` matches no array of the new state.
         MigrationError: ``migration`` is a table and not a ``Migration``, or gives two
             leaves one name.
@@ -149,7 +151,8 @@ def carry_state(
 
     Warns:
         TreeAdaptWarning: several saved leaves fit a new one equally well and differ, so
-            it starts as ``tx.init`` makes it.
+            it starts as ``tx.init`` makes it; nothing was carried; or a saved state
+            without fields' names, like the new one as a whole, was taken by position.
 
     Example:
         >>> from treeadapt.transforms.partition import partition
@@ -199,6 +202,10 @@ def carry_state(
     new_map = map_state(tx, new, params)
     asked = [False] * len(new.leaves) if reset is None else select(new, reset)
     view = view_tree(plain_state(saved))
+    said = []
+    if by_position := read_by_position(new, view):
+        view = view_tree(by_position[0])
+        said.append(by_position[1])
     path = _first_abstract(view)
     if path is not None and not is_abstract:
         raise CheckpointError(
@@ -237,8 +244,17 @@ def carry_state(
     if is_abstract:
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
+    fits = report.carried or report.misshaped or report.ambiguous or report.unmoved
+    old_arrays = [name for name, leaf in old.items() if is_array(leaf)]
+    if report.fresh and old_arrays and not fits:
+        model = view_tree(fast_params(params)).plan
+        text = nothing_carried(new.plan, view.plan, old_arrays, model)
+        said += [] if report.reset else [text]
+    report = dataclasses.replace(report, warnings=(*said, *report.warnings))
     if report.ambiguous:
-        warnings.warn(ambiguous_text(report.ambiguous), TreeAdaptWarning, stacklevel=2)
+        said.append(ambiguous_text(report.ambiguous))
+    for text in said:
+        warnings.warn(text, TreeAdaptWarning, stacklevel=2)
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report

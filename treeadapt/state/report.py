@@ -296,7 +296,6 @@ def report_of(table: Table, start: Start | None) -> CarryReport:
             *_folded(_of_starts(table, start) if start else ()),
             *_of_small(table),
             *_of_vectors(table),
-            *_of_nothing(table),
         ),
     )
 
@@ -545,17 +544,6 @@ def _of_vectors(table: Table) -> Iterator[str]:
                 "parameter (optax.flatten joins them all), and was carried whole. That "
                 f"is right if the same leaves train; if not, {_reset(row.slot.node)}."
             )
-
-
-def _of_nothing(table: Table) -> Iterator[str]:
-    fates = {row.fate for row in table.copies}
-    is_any_known = table.saved.unmoved or any(row.source for row in table.rows)
-    if fates == {"fresh"} and table.names and not is_any_known:
-        yield (
-            "nothing was carried. The new state has names like "
-            f"{table.copies[0].slot.name!r}, the saved one like {[*table.names][-1]!r}."
-            " If the model was renamed, pass migration=ta.Migration({old: new})."
-        )
 
 
 def _reset(*nodes: str) -> str:

@@ -97,7 +97,8 @@ def from_state_dict(target: T, state: Any, *, strict: bool = True) -> T:
             that gives container classes, and functions, static leaves, ``None`` and
             empty containers that ``state`` lacks.
         state: nested dict as ``to_state_dict`` makes it; other containers with the same
-            names do as well.
+            names do as well, and tuples or lists that have lost the names of named
+            tuples: ``target`` says which these were.
         strict: compare shape and dtype with the array leaves of ``target``.
 
     Returns:
@@ -115,7 +116,12 @@ def from_state_dict(target: T, state: Any, *, strict: bool = True) -> T:
     leaves = view.plan.unnest(state)
     if leaves is not None:
         return _rebuild(view, leaves, [], strict=strict)
-    leaves, unexpected = _align(view, to_state_dict(state))
+    state = to_state_dict(state)
+    leaves, unexpected = _align(view, state)
+    if unexpected:  # the names of named tuples may be lost
+        placed, others = _align(view_nested(by_position(target)), state)
+        if not others and not any(leaf is _MISSING for leaf in placed):
+            leaves, unexpected = placed, []
     return _rebuild(view, leaves, unexpected, strict=strict)
 
 
@@ -150,7 +156,24 @@ def from_flat_dict(target: T, flat: Mapping[str, Any], *, strict: bool = True) -
     if len(flat) > sum(leaf is not _MISSING for leaf in leaves):
         paths = frozenset(view.plan.paths)
         unexpected = [str(name) for name in flat if name not in paths]
+        placed = tree_paths(by_position(target))
+        if flat.keys() == frozenset(placed):
+            leaves, unexpected = [flat[path] for path in placed], []
     return _rebuild(view, leaves, unexpected, strict=strict)
+
+
+def by_position(tree: Any) -> Any:
+    """Return a tree with a tuple for each list and named tuple, as pickles have it.
+
+    Example:
+        >>> by_position({"a": [1.0, optax.EmptyState()]})
+        {'a': (1.0, ())}
+    """
+    if isinstance(tree, tuple | list):
+        return tuple(map(by_position, tree))
+    if type(tree) is dict:
+        return {name: by_position(child) for name, child in tree.items()}
+    return tree
 
 
 def _rebuild(
