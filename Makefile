@@ -145,6 +145,7 @@ bench-gpu: $(READY)  ## measure speed on a GPU, in under eight minutes
 
 docs: $(DOCS_READY)  ## build the documentation in docs/_build/html; a warning is an error
 	@$(RUN) -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@$(RUN) docs/scripts/check_search.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 compatibility: $(READY)  ## run every Optax transformation on every kind of tree

@@ -6,6 +6,12 @@ network.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+
 from treeadapt import __version__
 
 project = "treeadapt"
@@ -52,3 +58,40 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 # The dark style that furo chooses underlines names of modules, as if they were links.
 pygments_dark_style = "lightbulb"
+
+# The search of the site counts words, and knows no synonyms. These are words that
+# people type, with the page that answers; ``scripts/check_search.py`` tries them.
+html_search_scorer = "static/scorer.js"
+SEARCH_WORDS = json.loads((Path(__file__).parent / "search_words.json").read_text())
+
+
+def add_search_words(app: Any, page: str, source: list[str]) -> None:
+    """Put the words of a page into the index, below its title."""
+    words = SEARCH_WORDS.get(page, ())
+    title, newline, text = source[0].partition("\n")
+    if words and title.startswith("# "):
+        entries = "\n".join(f"single: !{word}" for word in words)
+        source[0] = f"{title}{newline}\n```{{index}}\n{entries}\n```\n{text}"
+
+
+def write_list_of_pages(app: Any, error: Exception | None) -> None:
+    """Write ``llms.txt``: what is where, a line a page, for readers that are programs.
+
+    Sphinx copies the source of each page, which is its plain text.
+    """
+    if error is not None:
+        return
+    lines = [f"# {html_title}", ""]
+    for page in sorted(app.env.found_docs):
+        title = app.env.titles[page].astext()
+        paragraph = app.env.get_doctree(page).next_node(nodes.paragraph)
+        about = " ".join(paragraph.astext().split()) if paragraph else ""
+        first, stop, _ = about.partition(". ")
+        lines.append(f"- [{title}](_sources/{page}.md.txt): {first}{stop.strip()}")
+    Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def setup(app: Any) -> None:
+    """Tell Sphinx of the words, and of the list of pages."""
+    app.connect("source-read", add_search_words)
+    app.connect("build-finished", write_list_of_pages)
