@@ -61,7 +61,7 @@ pygments_dark_style = "lightbulb"
 
 # The search of the site counts words, and knows no synonyms. These are words that
 # people type, with the page that answers; ``scripts/check_search.py`` tries them.
-html_search_scorer = "static/scorer.js"
+html_search_scorer = str(Path(__file__).parent / "static" / "scorer.js")
 SEARCH_WORDS = json.loads((Path(__file__).parent / "search_words.json").read_text())
 
 
@@ -70,8 +70,8 @@ def add_search_words(app: Any, page: str, source: list[str]) -> None:
     words = SEARCH_WORDS.get(page, ())
     title, newline, text = source[0].partition("\n")
     if words and title.startswith("# "):
-        entries = "\n".join(f"single: !{word}" for word in words)
-        source[0] = f"{title}{newline}\n```{{index}}\n{entries}\n```\n{text}"
+        entries = "".join(f"```{{index}} ! {word}\n```\n" for word in words)
+        source[0] = f"{title}{newline}\n{entries}{text}"
 
 
 def write_list_of_pages(app: Any, error: Exception | None) -> None:
