@@ -144,6 +144,7 @@ def test_leaves_without_influence_are_dropped_or_kept():
     assert {*found.kept} == {"mean", "count"}
     marked = {row.text: row.notes.check for row in found.migration.rows}
     assert marked["steps"] == "integers"
+    assert marked["rate"] == ""
     params = found.migration(pair.source, pair.target)
     assert params["mean"] is pair.target["mean"] or (params["mean"] == 1).all()
 

@@ -59,8 +59,8 @@ PAGES = {
     str(file.relative_to(REPOSITORY)): file
     for file in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
     # ``test_upstream`` and ``loops/test_loops`` run these, one section at a time,
-    # ``models/test_pytorch_page`` what needs PyTorch, ``loops/test_keras`` Keras.
-    if file.name not in ("upstream.md", "pytorch.md", "keras.md")
+    # ``models/test_*_page`` what needs PyTorch, ``loops/test_keras`` Keras.
+    if file.name not in ("upstream.md", "pytorch.md", "porting.md", "keras.md")
     and file.parent.name != "loops"
     and blocks(file.read_text("utf-8"))
 }

@@ -280,7 +280,7 @@ to = "kernel : e h d"
         4,
     )
     report = ta.compare_checkpoint(
-        tmp_path / "x.safetensors", {"kernel": leaf(5, 3, 4)}, migration=str(file)
+        tmp_path / "x.safetensors", {"kernel": leaf(5, 3, 4)}, migration=file
     )
     assert report.origin == f"of {str(file)!r}, with h = 3 (text.n_head)"
     text = file.read_text().replace('["n_head", "text.n_head"]', "3")

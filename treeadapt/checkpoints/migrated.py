@@ -131,17 +131,17 @@ def source_of(
 
 
 def named_migration(migration: Any, *checkpoints: str | os.PathLike[str]) -> Any:
-    """Return the migration that a text names; anything else as it is.
+    """Return the migration that a name means; anything else as it is.
 
     Args:
-        migration: a name as ``load_migration`` takes it, or any other object.
+        migration: a name or path as ``load_migration`` takes it, or any other object.
         checkpoints: of the first one with a ``config.json`` next to it that file is
             read, or where all the weights of a folder are, the one in it.
 
     Raises:
         MigrationError: as for ``load_migration``.
     """
-    if not isinstance(migration, str):
+    if not isinstance(migration, str | os.PathLike):
         return migration
     paths = map(checkpoint_path, checkpoints)
     folders = (path if path.is_dir() else path.parent for path in paths)

@@ -66,7 +66,7 @@ from treeadapt.trees.paths import nested
 from treeadapt.trees.views import TreeView, view_tree
 
 #: A table, or the name of a file or of a published one.
-MigrationLike: TypeAlias = Migration | str
+MigrationLike: TypeAlias = Migration | str | os.PathLike[str]
 #: One, or several of which exactly one must fit; None takes names as they are.
 Migrations: TypeAlias = MigrationLike | Sequence[MigrationLike | None] | None
 T = TypeVar("T")
@@ -242,10 +242,10 @@ def load(
             is, unless ``where`` leaves some of the target out and the others are
             filled; only what the selected leaves are made of is read. What ``new=``
             fills with zeros counts as stored. Of a list, for several layouts of one
-            model, exactly one must fit; None in it takes names as they are. A text
-            names a file, or a published table as ``load_migration`` does; its sizes,
-            and of a layout its model type, come from the ``config.json`` next to the
-            weights.
+            model, exactly one must fit; None in it takes names as they are. A path or
+            text names a file, a text also a published table, as for ``load_migration``;
+            its sizes, and of a layout its model type, come from the ``config.json``
+            next to the weights.
         strict: refuse unless all that is selected fits. Without it, leaves that are
             missing, misshaped or retyped stay as they are in ``target``, which a
             warning lists, and what is unexpected is left out; ``compare_checkpoint``

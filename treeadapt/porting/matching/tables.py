@@ -55,7 +55,11 @@ def table_of(found: Found, models: Models, source: Any) -> Migration:
     if gone or draft.missing:
         names = listing(fold([*gone, *draft.missing]), limit=4)
         raise MigrationError(f"no row gives the order of {names}")
-    integers = [path for path in leaves if path not in models.old.shapes]
+    integers = [
+        path
+        for path, leaf in leaves.items()
+        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    ]
     table = (
         with_rows(
             draft.migration, (_checked(r, integers) for r in draft.migration.rows)
