@@ -46,6 +46,7 @@ class Family:
         dtype: of a leaf.
         paths: of the leaves, in the order of their numbers.
         blocks: which number is two: of a block, and within it, ``{(b i)}``.
+        words: which number has texts for its values, as ``{p=q,k,v}``, and these.
     """
 
     tokens: tuple[str | None, ...]
@@ -55,6 +56,7 @@ class Family:
     dtype: Any
     paths: tuple[str, ...]
     blocks: int | None = None
+    words: tuple[int, tuple[str, ...]] | None = None
 
     @functools.cached_property
     def dims(self) -> tuple[tuple[int, ...], int]:
@@ -68,8 +70,26 @@ class Family:
 
     @functools.cached_property
     def text(self) -> str:
-        """Its path, with ``#`` for the numbers."""
-        return "".join("#" if token is None else token for token in self.tokens)
+        """Its path, with ``#`` for the numbers, and texts in braces."""
+        return "".join(self.shown)
+
+    @functools.cached_property
+    def shown(self) -> tuple[str, ...]:
+        """The tokens of its path, with ``#`` for the numbers, and texts in braces."""
+        numbers = ["#"] * len(self.counts)
+        if self.words is not None:
+            slot, texts = self.words
+            numbers[slot] = f"{{{','.join(texts)}}}"
+        left = iter(numbers)
+        return tuple(next(left) if token is None else token for token in self.tokens)
+
+    @property
+    def numbers(self) -> Iterator[tuple[int, str]]:
+        """Each number that is no text, and what is before it in the path."""
+        places = (place for place, token in enumerate(self.tokens) if token is None)
+        for slot, place in enumerate(places):
+            if self.words is None or self.words[0] != slot:
+                yield slot, "".join(self.shown[:place])
 
 
 def families(leaves: Mapping[str, Any]) -> list[Family]:
@@ -124,33 +144,101 @@ def _parted(
     )
 
 
-def finer_families(
-    source: tuple[Sequence[Family], Set[int]], target: tuple[Sequence[Family], Set[int]]
+def other_families(
+    both: Sequence[tuple[Sequence[Family], Set[int]]], words: Words
 ) -> tuple[list[Family], list[Family]] | None:
-    """Divide families without a partner, so that some may get one.
+    """Divide or join families without a partner, so that some may get one.
 
     A number becomes a part of a name; or it becomes two, of blocks of layers and within
-    these, and what is left of whole blocks is a family of its own.
+    these, and what is left of whole blocks is a family of its own. Or a word becomes a
+    number.
 
     Args:
-        source: families of the source, and the numbers of those without a partner.
-        target: the same of the target.
+        both: families of the source, and the numbers of those without a partner; the
+            same of the target.
+        words: what names mean.
 
     Returns:
         The families of both sides; None if nothing could get a partner so.
     """
-    sides = [[*source[0]], [*target[0]]]
-    left = source[1], target[1]
-    for side, way in itertools.product((0, 1), (_in_blocks, _slices)):
+    sides = [[*families_of] for families_of, _ in both]
+    left = [numbers for _, numbers in both]
+    for way, side in itertools.product((_divided, _joined), (0, 1)):
         others = [sides[1 - side][number] for number in sorted(left[1 - side])]
-        finer: list[Family] = []
-        for number, family in enumerate(sides[side]):
-            parts = way(family, others) if number in left[side] else []
-            finer += parts or [family]
-        if len(finer) > len(sides[side]):
-            sides[side] = finer
+        new = way(sides[side], left[side], others, words)
+        if len(new) != len(sides[side]):
+            sides[side] = new
             return sides[0], sides[1]
     return None
+
+
+def _divided(
+    side: Sequence[Family], left: Set[int], others: Sequence[Family], _: Words
+) -> list[Family]:
+    """Divide what is left of a side in the first way that others fit."""
+    for way in (_in_blocks, _slices):
+        parts = {number: way(side[number], others) for number in left}
+        if any(parts.values()):
+            every = (parts.get(n) or [each] for n, each in enumerate(side))
+            return [*itertools.chain(*every)]
+    return [*side]
+
+
+def _joined(
+    side: Sequence[Family], left: Set[int], others: Sequence[Family], words: Words
+) -> list[Family]:
+    """Make one of families that differ in one word, if another has the size of all.
+
+    As of four gates, each an array, that are one array on the other side.
+    """
+    sizes = {each.size for each in others}
+    alike: dict[object, dict[str, int]] = {}
+    for number in sorted(left):
+        each = side[number]
+        if each.words is None and each.blocks is None:
+            form = each.counts, each.shifts, each.shape, each.dtype
+            for place, token in enumerate(each.tokens):
+                if token is not None and token.isalnum():
+                    key = place, each.tokens[:place], each.tokens[place + 1 :], form
+                    alike.setdefault(key, {})[token] = number
+    joined: dict[int, Family] = {}
+    used: set[int] = set()
+    for (place, *_), members in alike.items():  # type: ignore[misc]
+        for texts in _of_one_letter([*members]):
+            numbers = [members[text] for text in texts]
+            size = len(texts) * side[numbers[0]].size
+            if len(texts) > 1 and size in sizes and not used & {*numbers}:
+                used |= {*numbers}
+                ordered = words.in_order(texts)
+                parts = [side[members[text]] for text in ordered]
+                joined[min(numbers)] = _listed(parts, place, ordered)
+    every = enumerate(side)
+    return [joined.get(n, each) for n, each in every if n in joined or n not in used]
+
+
+def _of_one_letter(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield texts, then those that begin, or end, with one letter."""
+    yield [*texts]
+    for end in (0, -1):
+        alike: dict[str, list[str]] = {}
+        for text in texts:
+            alike.setdefault(text[end], []).append(text)
+        yield from alike.values()
+
+
+def _listed(parts: Sequence[Family], place: int, texts: Sequence[str]) -> Family:
+    """Return families that differ in one word as one, with a number for the word."""
+    first = parts[0]
+    slot = sum(token is None for token in first.tokens[:place])
+    grids = [np.reshape(np.array(each.paths, object), first.counts) for each in parts]
+    return dataclasses.replace(
+        first,
+        tokens=(*first.tokens[:place], None, *first.tokens[place + 1 :]),
+        counts=(*first.counts[:slot], len(parts), *first.counts[slot:]),
+        shifts=(*first.shifts[:slot], 0, *first.shifts[slot:]),
+        paths=tuple(np.stack(grids, slot).flat),
+        words=(slot, tuple(texts)),
+    )
 
 
 def _slices(family: Family, others: Sequence[Family]) -> list[Family]:
@@ -161,7 +249,7 @@ def _slices(family: Family, others: Sequence[Family]) -> list[Family]:
         for slot, count in enumerate(family.counts)
         if count <= _MOST_PARTS and family.size // count in sizes
     ]
-    if not slots or family.blocks is not None:
+    if not slots or family.blocks is not None or family.words is not None:
         return []
     slot = min(slots, key=lambda i: (family.counts[i], -i))
     return [_some(family, slot, value, 1) for value in range(family.counts[slot])]
@@ -251,7 +339,7 @@ def ranked_texts(
         counts = {len(group) for group in groups[1 - side] - groups[side]}
         texts = []
         for family in families_of:
-            tokens = ["#" if token is None else token for token in family.tokens]
+            tokens = [*family.shown]
             for place, token in enumerate(family.tokens):
                 group = every[side].get((family.tokens[:place], token or ""))
                 if group is None or group in groups[1 - side]:
@@ -268,16 +356,16 @@ def ranked_texts(
 
 
 def _unnumbered(family: Family) -> str:
-    tokens = (
-        token if token and not is_count(token) else "#" for token in family.tokens
-    )
-    return "".join(tokens)
+    return "".join("#" if is_count(token) else token for token in family.shown)
 
 
 def place_of(family: Family, dims: Sequence[tuple[int, ...]]) -> DraftAddress:
     """Return the place of a family whose numbers and axes are made of atoms."""
     slots = len(family.counts)
     holes = [Hole(*each) for each in zip(dims[:slots], family.shifts, strict=True)]
+    if family.words is not None:
+        slot, texts = family.words
+        holes[slot] = Hole(dims[slot], texts=texts)
     if (at := family.blocks) is not None:
         holes[at : at + 2] = [Hole((*holes[at].atoms, *holes[at + 1].atoms))]
     left = iter(holes)

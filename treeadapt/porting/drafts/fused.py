@@ -17,7 +17,7 @@ from treeadapt.porting.drafts.families import Family, grouped_paths
 from treeadapt.porting.drafts.mixed_radix import Digit, IndexMap
 from treeadapt.porting.drafts.parts import Variant, row_of_parts
 from treeadapt.porting.drafts.rows import DraftRow
-from treeadapt.porting.drafts.shapes import AxisOrder, Turning, layouts
+from treeadapt.porting.drafts.shapes import AxisOrder, Sisters, layouts
 from treeadapt.porting.drafts.synonyms import Words
 
 _PARTS_OF_HEADS = "or each head holds its own parts, `(h p d)`"
@@ -40,12 +40,13 @@ class Fusion:
     is_source: bool
     ways: tuple[tuple[AxisOrder, DraftRow], ...]
 
-    def row(self, turning: Turning) -> DraftRow:
+    def row(self, sisters: Sisters) -> DraftRow:
         """Return the row of the likeliest way."""
         texts = self.parts[0].text, self.whole.text
         source, target = texts if self.is_source else texts[::-1]
-        best = turning.likeliest([layout for layout, _ in self.ways], source, target)
-        row = next(row for layout, row in self.ways if layout is best)
+        orders = [way if self.is_source else way.reversed for way, _ in self.ways]
+        chosen = sisters.likeliest(orders, source, target)
+        best, row = self.ways[orders.index(chosen)]
         checks = ["names", *["order of axes"] * (len(self.ways) > 1)]
         checks += ["order within an axis"] * best.is_split
         grouped: dict[tuple[str, ...], list[str]] = {}

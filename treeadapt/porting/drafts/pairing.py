@@ -9,9 +9,11 @@ paired again. No name proves anything: every row is marked, with the other candi
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +21,21 @@ import numpy as np
 from treeadapt.porting.drafts.families import (
     Family,
     families,
-    finer_families,
     grouped_paths,
+    other_families,
     place_of,
     ranked_texts,
 )
 from treeadapt.porting.drafts.fused import fusions
 from treeadapt.porting.drafts.rows import DraftRow, numberless
-from treeadapt.porting.drafts.shapes import AxisOrder, Turning, layouts
+from treeadapt.porting.drafts.shapes import AxisOrder, Seen, Sisters, layouts, order_of
 from treeadapt.porting.drafts.synonyms import Words
 
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
 _MAX_RIVALS = 200  # families of one size
 _ALONE = 0.5  # of 2: what a word counts for that is within a longer text
+_UNSHARED = 0.05  # of 1: what a word takes away, so that a longer name is left over
 _LEAST_MARGIN = 0.2  # of 2: how much better a pair is than its rivals
 _LEAST_NAME = 0.2  # of 1: what a pair has in common, to say something of others
 _ROUNDS = 3  # of neighbours that are paired, and pair others
@@ -63,13 +66,13 @@ def propose(
     ones, twos, fused = fusions(ones, twos, words)
     while True:
         assignment = _Assignment(ones, twos, words, by_values)
-        finer = finer_families(*assignment.left())
-        if finer is None:
+        others = other_families(assignment.left(), words)
+        if others is None:
             break
-        ones, twos = finer
-    turning = Turning(assignment.proofs())
-    rows = [each.row(turning) for each in fused]
-    rows += [assignment.row(i, j, turning) for i, j in assignment.pairs.items()]
+        ones, twos = others
+    sisters = Sisters(_proved(by_values), assignment.seen())
+    rows = [each.row(sisters) for each in fused]
+    rows += [assignment.row(i, j, sisters) for i, j in assignment.pairs.items()]
     return rows, sum(len(ones[i].paths) for i in assignment.crowded)
 
 
@@ -96,14 +99,19 @@ class _Assignment:
         for side, every in enumerate((ones, twos)):
             for number, family in enumerate(every):
                 self._sizes[family.size][side].append(number)
+        counted = [
+            [[(n, words.of(text)[-1:]) for n, text in each.numbers] for each in side]
+            for side in (ones, twos)
+        ]
         for some, others in self._sizes.values():
             if len(others) > _MAX_RIVALS:
                 self.crowded |= {*some}
                 continue
-            for i in some:
-                for j in others:
-                    if orders := layouts(*ones[i].dims, *twos[j].dims):
-                        self._orders[i, j] = orders
+            for i, j in itertools.product(some, others):
+                alike = _alike(counted[0][i], counted[1][j])
+                orders = layouts(*ones[i].dims, *twos[j].dims, alike)
+                if orders := [o for o in orders if _has_lists(o, ones[i], twos[j])]:
+                    self._orders[i, j] = orders
         names = self._names(words)
         self._scores = names
         for _ in range(_ROUNDS):
@@ -132,12 +140,14 @@ class _Assignment:
             )
 
         sums = [[weight(each) for each in side] for side in meanings]
+        mean = 2 * max(sum(map(sum, sums)) / total, 1e-9)
         names = {}
         for i, j in self._orders:
             both = meanings[0][i] & meanings[1][j]
             more = (alone[0][i] | meanings[0][i]) & (alone[1][j] | meanings[1][j])
             same = 2 * weight(both) + _ALONE * weight(more - both)
-            names[i, j] = same / max(sums[0][i] + sums[1][j], 1e-9)
+            # A sum, not a share: a longer name is not less like each of two others.
+            names[i, j] = (same - _UNSHARED * (sums[0][i] + sums[1][j])) / mean
         return names
 
     def _assigned(self) -> dict[int, int]:
@@ -188,19 +198,27 @@ class _Assignment:
             counts[1].update(others)
             for node in nodes:
                 both[node].update(others)
+        by_end: dict[tuple[int, str], list[tuple[str, str]]] = defaultdict(list)
+        for anchor in sorted(anchors):
+            for end in enumerate(anchor):
+                by_end[end].append(anchor)
         votes = {}
         for i, j in names:
             a, b = self._ones[i].text, self._twos[j].text
-            itself = (a, b) in anchors
-            shares = [
-                max(
-                    2
-                    * (both[node][other] - itself)
-                    / max(counts[0][node] + counts[1][other] - 2 * itself, 1)
-                    for other in _nodes(b)
+            # A pair of one of these with another leaf does not speak for this one.
+            rivals = {*by_end.get((0, a), ()), *by_end.get((1, b), ())}
+            without = [({*_nodes(x)}, {*_nodes(y)}) for x, y in rivals]
+
+            def share(node: str, other: str, without: Any = without) -> float:
+                ones, twos = (
+                    [node in x for x, _ in without],
+                    [other in y for _, y in without],
                 )
-                for node in _nodes(a)
-            ]
+                shared = both[node][other] - sum(map(operator.and_, ones, twos))
+                every = counts[0][node] - sum(ones) + counts[1][other] - sum(twos)
+                return 2 * shared / max(every, 1)
+
+            shares = [max(share(n, m) for m in _nodes(b)) for n in _nodes(a)]
             votes[i, j] = sum(shares) / len(shares)
         return votes
 
@@ -236,28 +254,31 @@ class _Assignment:
             united[i, j] = sum(each) / len(each)
         return united
 
-    def left(self) -> Iterator[tuple[Sequence[Family], set[int]]]:
-        """Yield the families of each side, and numbers of those without a partner."""
-        yield self._ones, {*range(len(self._ones))} - {*self.pairs} - self.crowded
-        yield self._twos, {*range(len(self._twos))} - {*self.pairs.values()}
+    def left(self) -> list[tuple[Sequence[Family], set[int]]]:
+        """Return the families of each side, and numbers of those without a partner."""
+        ones, twos = ({*range(len(side))} for side in (self._ones, self._twos))
+        return [
+            (self._ones, ones - {*self.pairs} - self.crowded),
+            (self._twos, twos - {*self.pairs.values()}),
+        ]
 
-    def proofs(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield pairs of which shapes show whether they are turned around."""
+    def seen(self) -> Iterator[Seen]:
+        """Yield the pairs, and the orders of axes that shapes allow each."""
         for i, j in self.pairs.items():
-            ways = {order.turns for order in self._orders[i, j]}
-            if len(ways) == 1 and (is_turned := ways.pop()) is not None:
-                yield self._ones[i].text, self._twos[j].text, is_turned
+            yield self._ones[i].text, self._twos[j].text, self._orders[i, j]
 
-    def row(self, i: int, j: int, turning: Turning) -> DraftRow:
+    def row(self, i: int, j: int, sisters: Sisters) -> DraftRow:
         """Return the row of a pair, in the likeliest order of axes."""
         source, target = self._ones[i], self._twos[j]
         orders = self._orders[i, j]
-        order = turning.likeliest(orders, source.text, target.text)
+        order = sisters.likeliest(orders, source.text, target.text)
         checks = ["names"]
         if len(orders) > 1:
             checks.append("order of axes")
         if order.is_split:
             checks.append("order within an axis")
+        if source.words or target.words:
+            checks.append("order of parts")
         rivals = [b for b in self._sizes[target.size][1] if (i, b) in self._orders]
         rivals.sort(key=lambda b: (b != j, -self._scores[i, b]))
         near = [self._twos[b].text for b in rivals[: 1 + _MOST_NAMED]]
@@ -273,6 +294,32 @@ class _Assignment:
             (note,) if note else (),
             cast=dtypes if dtypes[0] != dtypes[1] else (),
         )
+
+
+def _alike(ones: Sequence[Any], twos: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return which numbers of two paths may be one: first those after one word."""
+    pairs = itertools.product(ones, twos)
+    ordered = sorted(pairs, key=lambda pair: pair[0][1] != pair[1][1])
+    return [(one, two) for (one, _), (two, _) in ordered]
+
+
+def _has_lists(order: AxisOrder, one: Family, two: Family) -> bool:
+    """Return whether what has texts for its values is an axis of the other side."""
+    numbers = order.source[: len(one.counts)], order.target[: len(two.counts)]
+    return not any(
+        {*numbers[side][each.words[0]]} & {*itertools.chain(*numbers[1 - side])}
+        for side, each in enumerate((one, two))
+        if each.words is not None
+    )
+
+
+def _proved(rows: Iterable[DraftRow]) -> Iterator[Seen]:
+    """Yield what rows that numbers show say of the order of axes."""
+    for row in rows:
+        order = order_of(row) if row.is_live and not row.checks else None
+        if order is not None and row.evidence == "values":
+            (source, *_), (target, *_) = row.pairs[0]
+            yield source, target, [order]
 
 
 def _nodes(text: str) -> list[str]:

@@ -17,13 +17,15 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
+from treeadapt.porting.drafts.rows import DraftRow, Hole, numberless
 from treeadapt.porting.drafts.synonyms import plain_words
 
 _MOST = 24  # layouts that are tried
 _MOST_IN_ONE = 3  # dims that may be one of the other side
 _APART = 64  # more than the axes of an array: parts of one are not side by side
-_TURNED = {("weight", "kernel"), ("kernel", "weight")}
+_TURNED = {"weight", "kernel"}  # what libraries call a matrix whose axes they turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,29 @@ class AxisOrder:
         is_usual = [not self.distance(is_turned=way) for way in (False, True)]
         return is_usual[1] if any(is_usual) else None
 
+    @functools.cached_property
+    def form(self) -> tuple[object, ...] | None:
+        """How it is written but for sizes: its axes, and where numbers are axes."""
+        if self.perm is None:
+            return None
+        sides = self.source, self.target
+        places = tuple(
+            dims[slots:].index(own)
+            for others, dims, there, slots in zip(
+                sides, sides[::-1], self.slots, self.slots[::-1], strict=True
+            )
+            for own in others[:there]
+            if own in dims[slots:]
+        )
+        return self.perm, places
+
+    @property
+    def reversed(self) -> AxisOrder:
+        """The order of the way back."""
+        return AxisOrder(
+            self.target, self.source, self.sizes, self.is_split, self.slots[::-1]
+        )
+
     def distance(self, *, is_turned: bool) -> int:
         """Return how many axes are elsewhere in a matrix that is turned, or not."""
         if self.perm is None:
@@ -97,36 +122,82 @@ class AxisOrder:
         )
 
 
-class Turning:
-    """What pairs of which one order fits show of the others."""
+#: A source, a target, and the orders of axes that they may have.
+Seen: TypeAlias = tuple[str, str, Sequence[AxisOrder]]
 
-    def __init__(self, proofs: Iterable[tuple[str, str, bool]]) -> None:
-        """Take a source, a target, and whether it is turned, of each such pair."""
-        self._votes: dict[object, Counter[bool]] = defaultdict(Counter)
-        for source, target, is_turned in proofs:
-            for key in _ends(source, target):
-                self._votes[key][is_turned] += 1
+
+class Sisters:
+    """What pairs whose axes are known, or nearly so, show of the others.
+
+    Proved rows come first, then what shapes leave to pairs alike; then words.
+    """
+
+    def __init__(self, proved: Iterable[Seen], others: Iterable[Seen]) -> None:
+        self._votes: list[dict[tuple[object, object], float]] = []
+        for pairs in (proved, others):
+            votes: dict[tuple[object, object], float] = defaultdict(float)
+            for source, target, orders in pairs:
+                turned = {order.turns for order in orders}
+                share = 1 / len(orders)
+                ways: list[tuple[object, float]]
+                ways = [(order.form, share) for order in orders if order.form]
+                ways += [(way, 1) for way in turned - {None} if len(turned) == 1]
+                for key, (way, count) in itertools.product(_ends(source, target), ways):
+                    votes[key, way] += count
+            self._votes.append(dict(votes))
 
     def likeliest(
         self, orders: Iterable[AxisOrder], source: str, target: str
     ) -> AxisOrder:
-        """Return the order of a pair with axes where models usually have them."""
-        is_turned = _ends(source, target)[0] in _TURNED
-        for key in reversed(_ends(source, target)):
-            votes = self._votes.get(key, Counter())
-            if votes[True] != votes[False]:
-                is_turned = votes[True] > votes[False]
-        return min(orders, key=lambda order: order.distance(is_turned=is_turned))
+        """Return the order of a pair that its sisters have, the nearest first."""
+        left = [*orders]
+        ends = _ends(source, target)
+        turned: bool | None = None
+        for key, votes in itertools.product(ends, self._votes):
+            for kind in ("form", "turns"):
+                counts = [votes.get((key, getattr(o, kind)), 0.0) for o in left]
+                most = max(counts)
+                left = [o for o, n in zip(left, counts, strict=True) if n == most]
+            no, yes = (votes.get((key, way), 0.0) for way in (False, True))
+            if turned is None and yes != no:
+                turned = yes > no
+        is_turned = _are_of_two_kinds(source, target) if turned is None else turned
+        return min(left, key=lambda order: order.distance(is_turned=is_turned))
+
+
+def _are_of_two_kinds(source: str, target: str) -> bool:
+    """Return whether one side has a weight, and the other one a kernel."""
+    kinds = [_TURNED & {*plain_words(text)} for text in (source, target)]
+    return len(kinds[0] | kinds[1]) == 2 and all(len(each) == 1 for each in kinds)
 
 
 def _ends(source: str, target: str) -> list[object]:
-    """Return what matrices may have in common, the nearest first."""
+    """Return what pairs may have in common, the nearest first."""
     first, last = ("".join(plain_words(text)[-1:]) for text in (source, target))
-    return [(first, last), (0, first), (1, last), None]
+    names = numberless(source), numberless(target)
+    return [("name", *names), (first, last), (0, first), (1, last), None]
+
+
+def order_of(row: DraftRow) -> AxisOrder | None:
+    """Return the order of axes of a row; None of one that is no single pair."""
+    if len(row.sources) != 1 or len(row.targets) != 1 or row.has_bracket:
+        return None
+    dims: list[tuple[tuple[int, ...], ...]] = []
+    slots = []
+    for place in row.places:
+        holes = [token.atoms for token in place.tokens if isinstance(token, Hole)]
+        dims.append((*holes, *(parts[0] for parts in place.axes)))
+        slots.append(len(holes))
+    is_split = any(len(atoms) > 1 for atoms in itertools.chain(*dims))
+    return AxisOrder(dims[0], dims[1], dict(row.sizes), is_split, (slots[0], slots[1]))
 
 
 def layouts(
-    source: Sequence[int], source_slots: int, target: Sequence[int], target_slots: int
+    source: Sequence[int],
+    source_slots: int,
+    target: Sequence[int],
+    target_slots: int,
+    alike: Iterable[tuple[int, int]] | None = None,
 ) -> list[AxisOrder]:
     """Return all that fit, the most likely first.
 
@@ -137,6 +208,8 @@ def layouts(
         source_slots: how many of them are numbers.
         target: sizes of its dims, numbers first.
         target_slots: how many of them are numbers.
+        alike: numbers of the source, and of the target, that may be one, the likeliest
+            first; all of them if it is None.
 
     Example:
         >>> layouts([4, 6, 5], 1, [4, 5, 6], 0)[0].target
@@ -148,26 +221,26 @@ def layouts(
     """
     if math.prod(source) != math.prod(target):
         return []
-    return [*_layouts(tuple(source), source_slots, tuple(target), target_slots)]
+    slots = source_slots, target_slots
+    kept: dict[int, int] = {}  # numbers of the source, and of the target
+    for one, two in itertools.product(*map(range, slots)) if alike is None else alike:
+        is_free = one not in kept and two not in kept.values()
+        if is_free and source[one] == target[two]:
+            kept[one] = two
+    return [*_layouts(tuple(source), tuple(target), slots, tuple(kept.items()))]
 
 
 @functools.lru_cache(maxsize=4_096)
 def _layouts(
     source: tuple[int, ...],
-    source_slots: int,
     target: tuple[int, ...],
-    target_slots: int,
+    ends: tuple[int, int],
+    both: tuple[tuple[int, int], ...],
 ) -> tuple[AxisOrder, ...]:
-    kept: dict[int, int] = {}  # numbers of the source, and of the target
-    for place in range(source_slots):
-        for other in range(target_slots):
-            if source[place] == target[other] and other not in kept.values():
-                kept[place] = other
-                break
+    kept = dict(both)
     ones = [i for i, n in enumerate(source) if n != 1 and i not in kept]
     twos = [i for i, n in enumerate(target) if n != 1 and i not in kept.values()]
     orders = []
-    ends = source_slots, target_slots
     for pairs in itertools.islice(_matched(source, target, ones, twos), _MOST):
         atoms = itertools.count()
         sizes: dict[int, int] = {}

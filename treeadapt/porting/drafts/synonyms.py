@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ _LISTS = FileField("a table of lists of strings", 'query = ["q", "q proj"]')
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _MOST = 12  # words in one text
 _MAX_WORDS = 64  # of one path
+_SPELT = ("norm", "attention")  # words of a text that stand for all their spellings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,16 @@ class Words:
                 meanings.append(words[place])
                 place += 1
         return tuple(meanings)
+
+    def in_order(self, texts: Sequence[str]) -> list[str]:
+        """Return texts in the order of what one array holds, if they are all of it."""
+        letters = enumerate(zip(*texts, strict=False))
+        start = next((place for place, each in letters if len({*each}) > 1), 0)
+        meanings = {self.of(text[start:]): text for text in texts}
+        for names in self.fused.values():
+            if meanings.keys() == {(name,) for name in names}:
+                return [meanings[name,] for name in names]
+        return [*texts]
 
     def single(self, path: str) -> tuple[str, ...]:
         """Return the meanings of the words of a path, each taken alone.
@@ -109,12 +121,20 @@ def _table(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 def _merged(documents: Sequence[Mapping[str, Any]]) -> Words:
     meanings: dict[tuple[str, ...], str] = {}
     fused: dict[str, tuple[str, ...]] = {}
+    tables = [document.get("words", {}) for document in documents]
+    for meaning, text in ((m, text) for t in tables for m in t for text in t[m]):
+        if words := plain_words(text):
+            meanings[words[:_MOST]] = meaning
+    spellings = {
+        name: [words for words, meaning in meanings.items() if meaning == name]
+        for name in _SPELT
+    }
+    for words, meaning in [*meanings.items()]:
+        if meaning not in _SPELT and not {*words}.isdisjoint(_SPELT):
+            every = [spellings.get(word, [(word,)]) for word in words]
+            for parts in itertools.product(*every):
+                meanings.setdefault(tuple(itertools.chain(*parts))[:_MOST], meaning)
     for document in documents:
-        for meaning, texts in document.get("words", {}).items():
-            for text in texts:
-                words = plain_words(text)
-                if words:
-                    meanings[words[:_MOST]] = meaning
         for meaning, texts in document.get("fused", {}).items():
             fused[meaning] = tuple(texts)
     return Words(meanings, fused)

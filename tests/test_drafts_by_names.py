@@ -1,0 +1,192 @@
+"""Drafts from names and shapes alone: what sisters, numbers and words decide.
+
+Each case is a model with distinct numbers and what it becomes. The draft sees shapes;
+its table is run on the numbers, there and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_drafts import abstract
+
+import treeadapt as ta
+
+Arrays = dict[str, np.ndarray]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def numbers(shapes: Shapes) -> Arrays:
+    random = np.random.default_rng(0)
+    return {path: random.normal(size=s).astype("float32") for path, s in shapes.items()}
+
+
+def stacked(leaves: Arrays, paths: Sequence[str], axis: int = 0) -> np.ndarray:
+    return np.stack([leaves[path].T for path in paths], axis)
+
+
+def one_square_convolution() -> tuple[Arrays, Arrays]:
+    """The face detector of facenet: three of four have fewer channels in than out."""
+    sizes = [(3, 32, 3), (32, 64, 3), (64, 64, 3), (64, 128, 2)]
+    source = numbers(
+        {f"conv{n}.weight": (o, i, k, k) for n, (i, o, k) in enumerate(sizes, 1)}
+    )
+    return source, {
+        f"convs/{n}/kernel": source[f"conv{n + 1}.weight"].transpose(2, 3, 1, 0)
+        for n in range(4)
+    }
+
+
+def as_many_layers_as_features() -> tuple[Arrays, Arrays]:
+    """Layers are the second axis, as MaxText has them; one map is square."""
+    shapes = {"q": (6, 6), "up": (8, 6), "down": (6, 8)}
+    source = numbers(
+        {f"h.{n}.{name}.weight": s for n in range(6) for name, s in shapes.items()}
+    )
+    return source, {
+        f"h/{name}/kernel": stacked(
+            source, [f"h.{n}.{name}.weight" for n in range(6)], 1
+        )
+        for name in shapes
+    }
+
+
+def recurrent(names: Sequence[str], *, width: int = 5) -> tuple[Arrays, Arrays]:
+    """An LSTM as wide as its input; ``names`` of the maps of input and state."""
+    source = numbers(
+        {
+            f"rnn.weight_{k}_l{n}": (4 * width, width)
+            for n in (0, 1)
+            for k in ("ih", "hh")
+        }
+    )
+    target = {
+        f"cells/{n}/{name}": source[f"rnn.weight_{kind}_l{n}"].T
+        for n in (0, 1)
+        for kind, name in zip(("ih", "hh"), names, strict=True)
+    }
+    return source, dict(sorted(target.items(), reverse=names[0] < names[1]))
+
+
+def gates(names: str, *, inputs: int, width: int = 5) -> tuple[Arrays, Arrays]:
+    """Gates in one array, as PyTorch has them, and each apart, in Flax's order."""
+    parts = len(names)
+    source = numbers(
+        {
+            "weight_ih_l0": (parts * width, inputs),
+            "weight_hh_l0": (parts * width, width),
+            "bias_hh_l0": (parts * width,),
+        }
+    )
+    target = {}
+    for name, rows in zip(
+        names, np.split(np.arange(parts * width), parts), strict=True
+    ):
+        target[f"cell/i{name}/kernel"] = source["weight_ih_l0"][rows].T
+        target[f"cell/h{name}/kernel"] = source["weight_hh_l0"][rows].T
+        target[f"cell/h{name}/bias"] = source["bias_hh_l0"][rows]
+    return source, dict(sorted(target.items()))
+
+
+def two_norms(first: str, second: str) -> tuple[Arrays, Arrays]:
+    """The norm before attention is the second of the target."""
+    names = "input_layernorm", "post_attention_layernorm"
+    source = numbers(
+        {f"layers.{n}.{name}.weight": (22,) for n in range(3) for name in names}
+    )
+    one, two = (
+        stacked(source, [f"layers.{n}.{name}.weight" for n in range(3)])
+        for name in names
+    )
+    return source, {f"layers/{second}/scale": two, f"layers/{first}/scale": one}
+
+
+def stacked_stages(axis: str) -> tuple[Arrays, Arrays]:
+    """Three stages of three blocks, of which the stages, or the blocks, are an axis."""
+    source = numbers(
+        {f"stages.{a}.blocks.{b}.fc.weight": (7, 5) for a in range(3) for b in range(3)}
+    )
+    paths = np.array([*source]).reshape(3, 3)
+    paths = paths.T if axis == "stages" else paths
+    name = "blocks" if axis == "stages" else "stage"
+    return source, {
+        f"{name}_{n}/fc/kernel": stacked(source, paths[n]) for n in range(3)
+    }
+
+
+def words_of_a_list() -> tuple[Arrays, Arrays]:
+    """Four maps that nobody has a word for, and an array that holds all of them."""
+    names = "alpha", "bravo", "charlie", "delta"
+    source = numbers({f"net.{name}.weight": (7, 5) for name in names})
+    return source, {"net/kernel": stacked(source, [*source])}
+
+
+CASES: dict[str, Callable[[], tuple[Arrays, Arrays]]] = {
+    "one square convolution": one_square_convolution,
+    "as many layers as features": as_many_layers_as_features,
+    "the state of Haiku": lambda: recurrent(["w_i", "w_h"]),
+    "the state of Keras": lambda: recurrent(["kernel", "recurrent_kernel"]),
+    "the state of NNX": lambda: recurrent(["dense_i/kernel", "dense_h/kernel"]),
+    "gates of an LSTM": lambda: gates("ifgo", inputs=3),
+    "gates as wide as the input": lambda: gates("ifgo", inputs=5),
+    "gates of a GRU": lambda: gates("rzn", inputs=5),
+    "input norm": lambda: two_norms("input_rms_norm", "a_norm"),
+    "norm of the input": lambda: two_norms("norm_input", "mid_norm"),
+    "norm before self-attention": lambda: two_norms(
+        "pre_self_attention_rmsnorm", "pre_mlp_rmsnorm"
+    ),
+    "stages are an axis": lambda: stacked_stages("stages"),
+    "blocks are an axis": lambda: stacked_stages("blocks"),
+    "words of a list": words_of_a_list,
+}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_names_and_shapes_give_the_table(name, is_back):
+    source, target = CASES[name]()[:: -1 if is_back else 1]
+    draft = ta.draft_migration(abstract(source), abstract(target))
+    assert not draft.missing
+    assert not draft.unexpected
+    assert {*draft.doubtful} == {*source}
+    assert all("names" in row.notes.check for row in draft.migration.rows)
+    for made, leaves in (
+        (draft.migration(source, target), target),
+        (draft.migration.inverse(target, source), source),
+    ):
+        assert not ta.tree_diff(made, leaves, values=True)
+
+
+def test_axes_follow_rows_that_numbers_prove():
+    """A square map of ones is turned as the one whose numbers show that it is."""
+    q = numbers({"q": (7, 7)})["q"]
+    ones = np.ones((7, 7), "float32")
+    source, target = {"h.q.w": q, "h.k.w": ones}, {"h/q/w": q.T, "h/k/w": ones}
+    draft = ta.draft_migration(source, target)
+    assert draft.doubtful == ("h.k.w",)
+    assert [(row.text, row.targets[0].text) for row in draft.migration.rows] == [
+        ("h.q.w : o i", "h/q/w : i o"),
+        ("h.k.w : o i", "h/k/w : i o"),
+    ]
+
+
+def test_parts_that_words_do_not_order_are_marked():
+    source, target = words_of_a_list()
+    draft = ta.draft_migration(abstract(source), abstract(target))
+    (row,) = draft.migration.rows
+    assert row.notes.check == "names, order of parts"
+
+
+def test_a_list_of_words_is_never_the_number_of_the_other_path():
+    """Layers with numbers do not become layers with other words in one row."""
+    source = abstract({f"net.{n}.w": np.zeros((5, 7)) for n in range(3)})
+    target = {
+        f"{name}/w": leaf for name, leaf in zip("xyz", source.values(), strict=True)
+    }
+    draft = ta.draft_migration(source, target)
+    assert not draft.missing
+    plan: Any = draft.migration.plan(source, target)
+    assert plan.exact
