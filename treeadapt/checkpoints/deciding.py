@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec, Sharding
 from treeadapt.checkpoints.leaves import as_array, on_meshes
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import Source, require_migration, source_of
+from treeadapt.checkpoints.next_call import all_shards, next_call
 from treeadapt.checkpoints.reading import read_ahead
 from treeadapt.checkpoints.record import Stored
 from treeadapt.errors import (
@@ -250,9 +251,10 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         MigrationError: instead, with a migration, or its rows do not fit.
     """
     title, advice = source.stored.title, _advice(source, report, wanted)
+    call = [*_call(source, report, wanted)]
     unfilled = [*report.missing, *report.misshaped, *report.retyped]
     if wanted.strict and not report.fits:
-        lines = [f"T{title[1:]} does not fit the target."]
+        lines = [f"T{title[1:]} does not fit the target.", *call]
         lines += filter(None, [str(source.problems)])
         lines.append(str(report))
         cure = "choose leaves with where=, or pass strict=False."
@@ -283,8 +285,22 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         if report.restored:
             names = listing(fold(unfilled))
             seen = f"Not loaded from {title}, and left as they are: {names}"
-        lines = [f"{seen}.", str(report), *advice]
+        lines = [f"{seen}.", *call, str(report), *advice]
         warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
+
+
+def _is_unlike(report: LoadReport) -> bool:
+    """Return whether no leaf fits, though there are some."""
+    return not report.restored and bool(report.unexpected or report.misshaped)
+
+
+def _call(source: Source, report: LoadReport, wanted: Wanted) -> Iterator[str]:
+    """Yield a sentence with the call that should come next, if one is known."""
+    stored = source.first.stored
+    if report.missing and (text := all_shards(stored)):
+        yield text
+    elif _is_unlike(report) and (not source.migrates or source.problems.origin):
+        yield next_call(stored, wanted.likes or {}, wanted.random)
 
 
 def _advice(source: Source, report: LoadReport, wanted: Wanted) -> list[str]:
@@ -307,7 +323,6 @@ def _advice(source: Source, report: LoadReport, wanted: Wanted) -> list[str]:
             f"{listing(random, limit=2)}: random state of shapes without numbers. "
             "load(path, model), with a model in the place of its shapes, keeps its own."
         )
-    is_unlike = not report.restored and (report.unexpected or report.misshaped)
-    if is_unlike and not source.migrates:
+    if _is_unlike(report) and not source.migrates:
         lines.append("Pass migration= to give what is stored other names and axes.")
     return lines

@@ -45,7 +45,7 @@ from treeadapt.migrations.plan import MigrationPlan, selected_lines
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
-from treeadapt.migrations.tables.published import CONFIG, is_name
+from treeadapt.migrations.tables.published import CONFIG, is_name, published
 from treeadapt.text.names import listing
 from treeadapt.trees.describing import describe
 
@@ -79,6 +79,11 @@ class Source:
     def migrates(self) -> bool:
         """Whether a migration makes the leaves."""
         return self.groups is not None
+
+    @property
+    def first(self) -> Source:
+        """What is stored, under its own names."""
+        return self if self.before is None else self.before.first
 
     def old_paths(self, paths: Iterable[str]) -> list[str]:
         """Return what is stored of which leaves are made, by its names there."""
@@ -143,12 +148,28 @@ def named_migration(migration: Any, *checkpoints: str | os.PathLike[str]) -> Any
     """
     if not isinstance(migration, str | os.PathLike):
         return migration
+    if isinstance(migration, os.PathLike):
+        _require_file(migration)
     paths = map(checkpoint_path, checkpoints)
     folders = (path if path.is_dir() else path.parent for path in paths)
     files = [folder / CONFIG for folder in folders]
     config = next((file for file in files if file.is_file()), None)
     is_layout = is_name(migration) and "/" not in migration
     return load_migration(migration, config=config or (files[0] if is_layout else None))
+
+
+def _require_file(path: os.PathLike[str]) -> None:
+    """Raise if a path has the name of a published table, which only a text names.
+
+    Raises:
+        MigrationError: it has.
+    """
+    text = os.fspath(path)
+    if text.partition("/")[0] in published() and is_name(text):
+        raise MigrationError(
+            f"A path names a file, and there is no file {text!r}: the table that ships "
+            f"with treeadapt is a text, migration={text!r}."
+        )
 
 
 def require_migration(migration: Any) -> None:

@@ -46,6 +46,7 @@ from treeadapt.checkpoints.leaves import (
 )
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.migrated import Source, named_migration, source_of, valueless
+from treeadapt.checkpoints.next_call import next_call
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import extra_bytes, read_ahead, read_arrays
@@ -53,7 +54,7 @@ from treeadapt.checkpoints.record import TREE, Leaf, Stored
 from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES
 from treeadapt.checkpoints.versions import watched
 from treeadapt.checkpoints.writing import write
-from treeadapt.errors import TreeAdaptWarning
+from treeadapt.errors import MigrationError, TreeAdaptWarning
 from treeadapt.migrations.box_parts import whole
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.moved_array import read_boxes
@@ -324,11 +325,20 @@ def _source(
 ) -> tuple[Source, int | None]:
     """Return the leaves that can be loaded, and which of several migrations fits."""
     folders = [path] if isinstance(path, str | os.PathLike) else []
-    if isinstance(migration, Sequence) and not isinstance(migration, str | bytes):
-        tables = [named_migration(each, *folders) for each in migration]
+    is_list = isinstance(migration, Sequence) and not isinstance(migration, str | bytes)
+    names: Sequence[Any] = migration if is_list else [migration]  # type: ignore[assignment]
+    try:
+        tables = [named_migration(each, *folders) for each in names]
+    except MigrationError as error:
+        paths = [each for each in names if isinstance(each, str | os.PathLike)]
+        # What is wrong in a file of one's own is corrected there.
+        if wanted.likes is None or all(map(os.path.isfile, paths)):
+            raise
+        call = next_call(stored.without_boxes(wanted.likes), wanted.likes)
+        raise MigrationError(f"{error}\n{call}") from None
+    if is_list:
         return source_that_fits(stored, tables, wanted)
-    table = named_migration(migration, *folders)
-    source = source_of(stored, table, wanted.likes, cast=wanted.cast)
+    source = source_of(stored, tables[0], wanted.likes, cast=wanted.cast)
     return relevant(source, wanted), None
 
 

@@ -99,14 +99,22 @@ def in_other_shard(file: AnyPath, names: Iterable[str]) -> tuple[str, str] | Non
     Returns:
         The leaf and the name of its shard; None if no index has any of them.
     """
-    if file.is_dir() or ending_of_shards(file):
-        return None
-    with contextlib.suppress(CheckpointError), reported(file, "read"):
-        for index in filter(ending_of_shards, file.parent.glob("[!.]*.json")):
-            shards, _ = weight_map(file.parent, index)
-            if file.name in shards.values():
-                return next(((x, shards[x]) for x in names if x in shards), None)
-    return None
+    _, shards = index_that_lists(file)
+    return next(((name, shards[name]) for name in names if name in shards), None)
+
+
+def index_that_lists(file: AnyPath) -> tuple[AnyPath | None, dict[str, str]]:
+    """Return the index next to a file that lists it as a shard, and all shards by leaf.
+
+    Of a folder, an index, and a file that no index lists, there is none.
+    """
+    if not file.is_dir() and not ending_of_shards(file):
+        with contextlib.suppress(CheckpointError), reported(file, "read"):
+            for index in filter(ending_of_shards, file.parent.glob("[!.]*.json")):
+                shards, _ = weight_map(file.parent, index)
+                if file.name in shards.values():
+                    return index, shards
+    return None, {}
 
 
 def parts(path: AnyPath, index: AnyPath) -> Iterator[AnyPath]:

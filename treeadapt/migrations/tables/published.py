@@ -132,6 +132,18 @@ def find(name: str, config: Config | None = None) -> PublishedTable:
     )
 
 
+def names_for(config: Config) -> list[str]:
+    """Return the names of the tables for the model type of a configuration.
+
+    Raises:
+        MigrationError: it cannot be read.
+    """
+    _, fields = _read(config)
+    stated = str(fields.get("model_type"))
+    layouts = (tables.get(stated) for tables in published().values())
+    return [table.name for table in layouts if table is not None]
+
+
 def stated_sizes(
     keys_by_name: Mapping[str, str | list[str]], config: Config
 ) -> dict[str, tuple[int, str]]:

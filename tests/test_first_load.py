@@ -1,0 +1,158 @@
+"""The first load of a published folder: what does not fit names the next call.
+
+The call is in the first two lines, and it works.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treeadapt as ta
+
+SHAPES = {
+    "self_attn.q_proj": (24, 22),
+    "self_attn.k_proj": (12, 22),
+    "self_attn.v_proj": (12, 22),
+    "self_attn.o_proj": (22, 24),
+    "self_attn.q_norm": (6,),
+    "self_attn.k_norm": (6,),
+    "mlp.gate_proj": (17, 22),
+    "mlp.up_proj": (17, 22),
+    "mlp.down_proj": (22, 17),
+    "input_layernorm": (22,),
+    "post_attention_layernorm": (22,),
+}
+CONFIG = {
+    "model_type": "qwen3",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+}
+OWN = {"blocks": [{"up": {"kernel": jax.ShapeDtypeStruct((22, 17), "float32")}}] * 3}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    weights = {
+        f"model.layers.{layer}.{name}.weight": np.ones(shape, "float32")
+        for layer in range(3)
+        for name, shape in SHAPES.items()
+    }
+    weights["model.embed_tokens.weight"] = np.ones((37, 22), "float32")
+    weights["model.norm.weight"] = np.ones(22, "float32")
+    ta.save(tmp_path / "published", weights, max_shard_bytes=8_000)
+    (tmp_path / "published" / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path / "published"
+
+
+@pytest.fixture
+def target(folder: Path) -> Any:
+    return ta.load(folder, migration="tunix")
+
+
+def call_in(load: Any, *arguments: Any, **more: Any) -> str:
+    """Return the call that an error names in its first two lines."""
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        load(*arguments, **more)
+    found = re.search(r"ta\.\w+\(.*\)[^ ]*(?=[.,]$| writes)", first_two(caught.value))
+    assert found, str(caught.value)
+    return found[0].rstrip(".")
+
+
+def first_two(message: Any) -> str:
+    return "\n".join(str(message).splitlines()[:2])
+
+
+def run(call: str, target: Any) -> Any:
+    return eval(call, {"ta": ta, "target": target})
+
+
+def assert_loads(call: str, target: Any) -> None:
+    loaded = run(call, target)
+    assert jax.tree.structure(loaded) == jax.tree.structure(target)
+
+
+@pytest.mark.parametrize(
+    "migration", [None, "hf", "Qwen/Qwen3-0.6B", Path("absent.toml"), [None, "hf"]]
+)
+@pytest.mark.parametrize("load", [ta.load, ta.compare_checkpoint])
+def test_a_table_that_ships_and_fits_is_named(load, folder, target, migration):
+    if load is ta.compare_checkpoint and migration is None:
+        return  # it reports and raises nothing
+    call = call_in(load, folder, target, migration=migration)
+    assert call == f"ta.load({str(folder)!r}, target, migration='tunix/qwen3')"
+    assert_loads(call, target)
+
+
+def test_a_target_of_another_dtype_is_cast(folder, target):
+    half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), target)
+    assert_loads(call_in(ta.load, folder, half), half)
+
+
+@pytest.mark.parametrize("migration", [None, "hf", "tunix", Path("absent.toml")])
+def test_without_a_table_that_fits_a_draft_is_named(folder, migration):
+    call = call_in(ta.load, folder, OWN, migration=migration)
+    assert call == f"ta.draft_migration({str(folder)!r}, target)"
+    assert isinstance(run(call, OWN), ta.MigrationDraft)
+
+
+def test_a_path_with_the_name_of_a_layout_is_told_from_a_text(folder, target):
+    with pytest.raises(ta.MigrationError, match="is a text, migration='tunix'"):
+        ta.load(folder, target, migration=Path("tunix"))
+
+
+@pytest.mark.parametrize("migration", [None, "tunix"])
+def test_of_one_shard_the_folder_is_named(folder, target, migration):
+    shard = min(folder.glob("*.safetensors"))
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        ta.load(shard, target, migration=migration)
+    assert "one of 5 shards" in first_two(caught.value)
+    assert f"ta.load({str(folder)!r}, ...)" in first_two(caught.value)
+
+
+def test_a_part_of_a_run_is_loaded_by_the_call(folder, target, tmp_path):
+    zeros = jax.tree.map(np.zeros_like, target)
+    ta.save(tmp_path / "run", {"opt": {"mu": zeros}, "params": target})
+    assert_loads(call_in(ta.load, tmp_path / "run", target), target)
+    deep = {"trained": {"model": {"w": np.ones(2)}}, "step": 3}
+    ta.save(tmp_path / "deep", deep)
+    blank = {"w": np.zeros(2)}
+    loaded = run(call_in(ta.load, tmp_path / "deep", blank), blank)
+    assert loaded["w"].tolist() == [1, 1]
+
+
+def test_a_target_that_holds_more_is_told_its_part(target, tmp_path):
+    ta.save(tmp_path / "params", target)
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(tmp_path / "params", {"params": target, "step": 0})
+    assert "one part of the target, 'params'" in first_two(caught.value)
+
+
+def test_a_lenient_load_that_loads_nothing_warns_of_the_same(folder):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ta.load(folder, OWN, strict=False)
+    assert "ta.draft_migration(" in first_two(caught[0].message)
+
+
+def test_what_is_wrong_in_a_table_of_ones_own_is_corrected_there(folder, tmp_path):
+    (tmp_path / "own.toml").write_text("version = 1\n[[rows]]\nfrom = 3\n")
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(folder, OWN, migration=tmp_path / "own.toml")
+    assert "ta.draft_migration" not in str(caught.value)
+
+
+def test_a_broken_config_hides_no_error(folder, target):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ta.CheckpointError, match="does not fit the target") as caught:
+        ta.load(folder, target)
+    assert "ta.draft_migration(" in first_two(caught.value)

@@ -1,0 +1,112 @@
+"""What to call next, if the names of a checkpoint are not those of a target.
+
+Takes names, shapes and the ``config.json`` next to the weights; gives one sentence with
+a call. Reads no array. Whether a checkpoint fits is up to ``deciding``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from treeadapt.checkpoints import safetensors_file, torch_file
+from treeadapt.checkpoints.load_report import compare_with_target
+from treeadapt.checkpoints.migrated import source_of
+from treeadapt.checkpoints.record import SHAPES, TREE, Stored
+from treeadapt.checkpoints.shard_index import index_that_lists
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.migration import load_migration
+from treeadapt.migrations.tables.published import CONFIG, names_for
+from treeadapt.text.names import listing
+from treeadapt.trees.arrays import is_array
+
+_OF_FOLDERS = (safetensors_file.INDEX, torch_file.INDEX)  # named by their folder
+
+
+def next_call(
+    stored: Stored, likes: Mapping[str, Any], random: Collection[str] = ()
+) -> str:
+    """Return a sentence with the call that leads what is stored to a target.
+
+    Args:
+        stored: what the checkpoint holds, under its own names.
+        likes: leaves of the target by path.
+        random: paths of the target's random state, which published weights lack.
+    """
+    name = "tree" if _is_tree(stored) else listing([str(stored.path)])
+    wanted = [path for path, leaf in likes.items() if is_array(leaf)]
+    if parts := _parts_like(stored.table, wanted):
+        keys = parts[0].split("/")
+        nested = "".join(f"{{{key!r}: " for key in keys) + "target" + "}" * len(keys)
+        got = "".join(f"[{key!r}]" for key in keys)
+        others = f" ({listing(parts[1:], limit=3)} too)" * (len(parts) > 1)
+        return (
+            f"All leaves of the target are below {parts[0]!r} in it{others}: "
+            f"ta.load({name}, {nested}, where={parts[0]!r}){got}."
+        )
+    if parts := _parts_like(wanted, stored.table):
+        return (
+            f"It has the names of one part of the target, {parts[0]!r}: "
+            f"ta.load({name}, part), with that part alone."
+        )
+    if shipped := [*_shipped(stored, likes, {*random})]:
+        calls = (f"ta.load({name}, target, {arguments})" for arguments in shipped)
+        return f"A table that ships with treeadapt fits: {', or '.join(calls)}."
+    return (
+        f"ta.draft_migration({name}, target) writes a table from these names to the "
+        "target's. If both models run here, ta.match_models proves one."
+    )
+
+
+def all_shards(stored: Stored) -> str:
+    """Return a sentence with the call that loads all, if this is one of some shards."""
+    index, shards = (None, {}) if _is_tree(stored) else index_that_lists(stored.path)
+    if index is None:
+        return ""
+    whole = index.parent if index.name in _OF_FOLDERS else index
+    return (
+        f"It is one of {len({*shards.values()})} shards. To load all of them: "
+        f"ta.load({listing([str(whole)])}, ...)."
+    )
+
+
+def _is_tree(stored: Stored) -> bool:
+    return stored.format in (TREE, SHAPES)
+
+
+def _parts_like(whole: Iterable[str], part: Iterable[str]) -> list[str]:
+    """Return the paths below which one set of names holds another, shortest first."""
+    names, wanted = {*whole}, [*part]
+    if not wanted or "" in wanted:
+        return []
+    ending = f"/{wanted[0]}"
+    above = [name.removesuffix(ending) for name in names if name.endswith(ending)]
+    fitting = [p for p in above if all(f"{p}/{name}" in names for name in wanted)]
+    return sorted(fitting, key=lambda path: (path.count("/"), path != "params", path))
+
+
+def _shipped(
+    stored: Stored, likes: Mapping[str, Any], random: Collection[str]
+) -> Iterator[str]:
+    """Yield arguments of ``load`` for published tables that fit type, names, shapes."""
+    path, names = stored.path, list[str]()
+    config = (path if path.is_dir() else path.parent) / CONFIG
+    # Their errors would hide the one in whose message this is a hint.
+    with contextlib.suppress(MigrationError):
+        names = names_for(config) if config.is_file() and not _is_tree(stored) else []
+    for name in names:
+        try:
+            table = load_migration(name, config=config)
+            source = source_of(stored, table, likes, cast=True)
+        except MigrationError:
+            continue
+        if source.problems.texts:
+            continue
+        report = compare_with_target(
+            likes, [True] * len(likes), source.stored, (), None, cast=False
+        )
+        lacking = {*report.missing} - {*random} - source.kept
+        is_whole = source.stored.table.keys() <= likes.keys()
+        if is_whole and not lacking and not report.misshaped:
+            yield f"migration={name!r}{', cast=True' * bool(report.retyped)}"
