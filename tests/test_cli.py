@@ -661,9 +661,9 @@ def test_lint_annotates_the_rules_file_on_github(npz, tmp_path):
     bad = written(tmp_path, '"policy" = "b"\n"po,licy:%" = "c"\n\'value/x\' = "d"\n')
     lines = run("lint", npz, "--rules", bad, "--format", "github", code=1).splitlines()
     assert [line.partition("::")[2].split("::")[0] for line in lines] == [
-        f"error file={bad},title=unmatched",
-        f"error file={bad},title=unused",
-        f"error file={bad},title=unused",
+        f"error file={bad},line=2,title=unmatched",
+        f"error file={bad},line=4,title=unused",
+        f"error file={bad},line=5,title=unused",
     ]
     assert "rule 2, 'po,licy:%25' matches no array" in lines[1]
 
@@ -1040,7 +1040,7 @@ def test_lint_finds_every_problem_of_a_migration(old, migration, tmp_path):
     ]
     found = json.loads(run("lint", old, *more, migration, "--format", "json", code=1))
     missing = {"kind": "missing", "rule": None, "text": "nothing fills: 'x'"}
-    assert found[0] == missing | {"row": None}
+    assert found[0] == missing | {"row": None, "place": []}
     assert [each["row"] for each in found] == [None, 3, 3, 1]
     text = run("lint", old, *more, migration, "--format", "github", code=1)
     assert text.startswith(f"::error file={migration},title=missing::nothing fills")

@@ -85,6 +85,7 @@ TESTS_IN_ROOMS = {
     "test_loading.py": "files whose content is not what their metadata says",
     "test_matcher.py": "the automaton against the reference, and its limits",
     "test_patterns.py": "what each form is parsed into",
+    "test_places.py": "the line of each key of a file",
     "test_published.py": "keys of [config] that tables name",
     "test_registry.py": "adapter files loaded in another order",
     "test_remote.py": "requests that fail, and what each process reads",

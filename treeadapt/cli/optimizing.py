@@ -25,6 +25,7 @@ from treeadapt.reports.summary import Finding, OptimizerRow, Summary
 from treeadapt.selection.decision import STATIC
 from treeadapt.text.data_files import one_line
 from treeadapt.text.names import listing
+from treeadapt.text.places import place_text
 from treeadapt.transforms.partition import FROZEN
 
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000)
@@ -69,7 +70,7 @@ def require_whole(file: OptimizerFile, path: str) -> None:
         RulesFileError: something is wrong, or not given.
     """
     if file.findings:
-        text = "; ".join(file.findings)
+        text = "; ".join(map(str, file.findings))
         raise RulesFileError(f"{path}: {text}. See treeadapt lint --rules {path}.")
     if file.lacking:
         options = " ".join(f"--given {name}=..." for name in file.lacking)
@@ -104,17 +105,17 @@ def optimizer_findings(
         tree: the tree to train; None for no tree.
         fits: whether the rules fit that tree.
     """
-    texts = [*file.findings]
+    faults = [*file.findings]
     if tree is not None and fits:
-        texts += tree_findings(file, tree)
-    for text in texts:
-        yield Finding(OPTIMIZER, None, text)
+        faults += tree_findings(file, tree)
+    for fault in faults:
+        yield Finding(OPTIMIZER, None, str(fault), place=fault.place)
 
 
 def optimizer_notes(file: OptimizerFile, tree: Any) -> Iterator[str]:
     """Yield what was not checked."""
     for name, place in file.lacking.items():
-        yield f"--given {name}=... is left out, which {place} needs"
+        yield f"--given {name}=... is left out, which {place_text(place)} needs"
     if file.tables and (tree is None or file.lacking):
         why = "no TREE" if tree is None else "values are left out"
         yield f"no step was tried: {why}"
@@ -123,8 +124,8 @@ def optimizer_notes(file: OptimizerFile, tree: Any) -> Iterator[str]:
 def table_lines(file: OptimizerFile) -> Iterator[str]:
     """Yield the tables of a file, each as an expression."""
     for label in file.tables:
-        place = f"optimizers.{label}" if label else "optimizer"
-        yield f"[{place}] is {_text(file, label)}"
+        place = ("optimizers", label) if label else ("optimizer",)
+        yield f"[{place_text(place)}] is {_text(file, label)}"
 
 
 def explain_optimizer(file: OptimizerFile, label: Any) -> Iterator[str]:
@@ -135,7 +136,8 @@ def explain_optimizer(file: OptimizerFile, label: Any) -> Iterator[str]:
     yield from table_lines(dataclasses.replace(file, tables=tables))
     for rate in file.rates:
         if rate.label in (label, ""):
-            yield f"{rate.place} is {expression_text(rate.data)}{_at_steps(rate.value)}"
+            text = f"{expression_text(rate.data)}{_at_steps(rate.value)}"
+            yield f"{place_text(rate.place)} is {text}"
 
 
 def _text(file: OptimizerFile, label: Any) -> str:

@@ -178,10 +178,18 @@ def print_findings(
     click.echo(f"{counts}; ignored: {left_out}." if ignored else f"{counts}.")
 
 
-def print_annotations(faults: Sequence[Finding], file: str) -> None:
-    """Print what is wrong as GitHub's annotations of a file."""
-    place = f"file={_escaped(file, ':,')}"
-    for each in faults:
+def print_annotations(
+    faults: Sequence[Finding], file: str, lines: Sequence[int | None]
+) -> None:
+    """Print what is wrong as GitHub's annotations of a file.
+
+    Args:
+        faults: what is wrong.
+        file: name of the file.
+        lines: where each is; None for the file as a whole.
+    """
+    for each, line in zip(faults, lines, strict=True):
+        place = f"file={_escaped(file, ':,')}{f',line={line}' if line else ''}"
         row = f"row {each.row}: " if each.row else ""
         wording = _escaped(printable(f"{row}{each.line}"))
         click.echo(f"::error {place},title={each.kind}::{wording}")

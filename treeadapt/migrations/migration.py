@@ -15,6 +15,7 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.chain import plan_chain
 from treeadapt.migrations.files import (
+    MIGRATION_FILE,
     FileTable,
     check_weight,
     read_tables,
@@ -623,7 +624,7 @@ def _read(
     except MigrationError as error:
         open_sizes = [n for n in keys if n not in sizes and n not in used]
         hint = f"\nPass config=, which gives {listing(open_sizes)}." * bool(open_sizes)
-        raise MigrationError(f"Migration file {str(path)!r}: {error}{hint}") from None
+        raise MigrationError(f"{MIGRATION_FILE.head(path)}{error}{hint}") from None
     texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))

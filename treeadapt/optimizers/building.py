@@ -16,7 +16,7 @@ import functools
 import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -38,7 +38,8 @@ from treeadapt.selection.files import RULES_FILE, check_patterns, read_stacks
 from treeadapt.selection.rules import Rules
 from treeadapt.selection.selectors import Selector, as_selector
 from treeadapt.text.data_files import one_line
-from treeadapt.text.names import Speller, listing, shorten
+from treeadapt.text.names import Speller, listing
+from treeadapt.text.places import Place, place_text
 from treeadapt.transforms.adapt import is_transformation, with_extra_args
 from treeadapt.transforms.hyperparams import inject_hyperparams
 from treeadapt.trees.arrays import is_array, is_number
@@ -94,6 +95,16 @@ _INJECTED = ("number", "rate")  # kinds that a state can hold
 _MAY_BE_EMPTY = ("any", "dimensions", "tuple", "item")
 
 
+class Fault(NamedTuple):
+    """What is wrong with a file, and where; the place is empty for the whole."""
+
+    place: Place
+    text: str
+
+    def __str__(self) -> str:
+        return f"{place_text(self.place)}: {self.text}" if self.place else self.text
+
+
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """What selects leaves inside an optimizer: a mask, or a table of patterns.
@@ -105,7 +116,7 @@ class Selection:
         patterns: as typed.
     """
 
-    place: str
+    place: Place
     label: str
     where: Selector | Rules
     patterns: tuple[str, ...]
@@ -122,14 +133,18 @@ class Rate:
         value: a number, a schedule, or ``NOTHING``.
     """
 
-    place: str
+    place: Place
     label: str
     data: Any
     value: Any
 
 
 class TooMuchError(Exception):
-    """A file asks for more than is read; the text says of what."""
+    """A file asks for more than is read; ``fault`` says of what, and where."""
+
+    def __init__(self, place: Place, text: str):
+        super().__init__(text)
+        self.fault = Fault(place, text)
 
 
 class _NothingError(Exception):
@@ -166,13 +181,13 @@ class Builder:
         self._allow_regex, self._label = allow_regex, ""
         self._within: list[str] = []  # names whose values are being read
         self._depth = self._num_read = self._num_found = self.num_partitions = 0
-        self.findings: dict[str, None] = {}
-        self.lacking: dict[str, str] = {}
+        self.findings: dict[Fault, None] = {}
+        self.lacking: dict[str, Place] = {}
         self.selections: list[Selection] = []
         self.rates: list[Rate] = []
         self.partition: Callable[[], Any] | None = None
 
-    def build(self, data: Any, place: str, label: str = "") -> Any:
+    def build(self, data: Any, place: Place, label: str = "") -> Any:
         """Return the transformation of a table or a list; ``NOTHING`` if none is made.
 
         Args:
@@ -191,17 +206,17 @@ class Builder:
         """Whether nothing is wrong, and nobody has to give more."""
         return not (self.findings or self.lacking)
 
-    def find(self, place: str, text: str) -> None:
-        """Note what is wrong at a place."""
+    def find(self, place: Place, text: str) -> None:
+        """Note what is wrong at a place, or with the whole file if that is empty."""
         self._num_found += 1
-        self.findings[f"{place}: {text}" if place else text] = None
+        self.findings[Fault(place, text)] = None
 
-    def _refuse(self, place: str, text: str) -> NoReturn:
+    def _refuse(self, place: Place, text: str) -> NoReturn:
         """Note what is wrong at a place, and read no further there."""
         self.find(place, text)
         raise _NothingError
 
-    def _read(self, argument: Argument, data: Any, place: str) -> Any:
+    def _read(self, argument: Argument, data: Any, place: Place) -> Any:
         """Read a value as its argument asks; ``NOTHING`` if that cannot be done.
 
         Methods with the names of kinds read data of these; they raise in that case.
@@ -209,10 +224,9 @@ class Builder:
         self._num_read += 1
         self._depth += 1
         if self._num_read > MAX_VALUES:
-            raise TooMuchError(f"it has more than {MAX_VALUES:,} values")
+            raise TooMuchError((), f"it has more than {MAX_VALUES:,} values")
         if self._depth > MAX_DEPTH:
-            deep = f"it is nested deeper than {MAX_DEPTH}"
-            raise TooMuchError(f"{shorten(place)}: {deep}")
+            raise TooMuchError(place, f"it is nested deeper than {MAX_DEPTH}")
         try:
             if isinstance(data, dict) and data.keys() == {"given"}:
                 return self._read_named(argument, data["given"], place)
@@ -222,7 +236,7 @@ class Builder:
         finally:
             self._depth -= 1
 
-    def _read_given(self, argument: Argument, data: Any, place: str) -> Any:
+    def _read_given(self, argument: Argument, data: Any, place: Place) -> Any:
         kind, choices = argument.kind, argument.choices
         is_plain = type(data) in (bool, int, float, str, list, dict)
         if data is None or (is_plain and data == "none"):
@@ -240,12 +254,12 @@ class Builder:
             self._refuse(place, f"{value!r} is none of {listing(choices)}")
         return value
 
-    def _read_named(self, argument: Argument, name: Any, place: str) -> Any:
+    def _read_named(self, argument: Argument, name: Any, place: Place) -> Any:
         if not isinstance(name, str):
             self._refuse(place, 'given is the name of a value: { given = "rate" }')
         if name in self._within:
             circle = " -> ".join([*self._within, name])
-            self._refuse(f"given.{name}", f"it needs itself: {circle}")
+            self._refuse(("given", name), f"it needs itself: {circle}")
         if name not in self._values_by_name:
             if not name.isidentifier() or keyword.iskeyword(name):
                 new = _as_name(name)
@@ -255,23 +269,23 @@ class Builder:
             self.lacking.setdefault(name, place)
             return NOTHING
         self._within.append(name)
-        value = self._read(argument, self._values_by_name[name], f"given.{name}")
+        value = self._read(argument, self._values_by_name[name], ("given", name))
         self._within.pop()
         return value
 
-    def _read_all(self, argument: Argument, items: Any, place: str) -> Any:
+    def _read_all(self, argument: Argument, items: Any, place: Place) -> Any:
         """Read the values of a list, or of a table of patterns or names."""
         is_table = isinstance(items, dict)
         values = {
-            key: self._read(argument, items[key], place + _step(key))
+            key: self._read(argument, items[key], (*place, key))
             for key in (items if is_table else range(len(items)))
         }
         _require_all(values)
         return values if is_table else [*values.values()]
 
-    def _unlike(self, argument: Argument, data: Any, place: str) -> NoReturn:
+    def _unlike(self, argument: Argument, data: Any, place: Place) -> NoReturn:
         """Refuse a value that is of another kind."""
-        name, kind = place.rpartition(".")[2], argument.kind
+        name, kind = _last(place), argument.kind
         _, what, example = _FORMS.get(kind, ((), "a number", ""))
         if kind == "object":
             example = f'{name} = {{ given = "{name}" }}, and pass {name}='
@@ -293,15 +307,15 @@ class Builder:
 
     # What is called
 
-    def _transformation(self, argument: Argument, data: Any, place: str) -> Any:
+    def _transformation(self, argument: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, dict):
             return self._call(data, place, TRANSFORMATION)
         return optax.chain(*map(_nested, self._read_all(argument, data, place)))
 
-    def _schedule(self, _: Argument, data: Any, place: str) -> Any:
+    def _schedule(self, _: Argument, data: Any, place: Place) -> Any:
         return self._call(data, place, SCHEDULE)
 
-    def _rate(self, argument: Argument, data: Any, place: str) -> Any:
+    def _rate(self, argument: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, dict):
             return self._call(data, place, SCHEDULE)
         is_whole = argument.kind == "count"
@@ -309,7 +323,7 @@ class Builder:
 
     _count = _rate
 
-    def _call(self, data: Mapping[str, Any], place: str, makes: str) -> Any:
+    def _call(self, data: Mapping[str, Any], place: Place, makes: str) -> Any:
         factory = self._factory(data, place, makes)
         values = self._values(factory, data, place)
         if factory.name == PARTITION:
@@ -335,7 +349,7 @@ class Builder:
             self._refuse(place, f"{factory.name} returns {what}")
         return result
 
-    def _factory(self, data: Mapping[str, Any], place: str, makes: str) -> Factory:
+    def _factory(self, data: Mapping[str, Any], place: Place, makes: str) -> Factory:
         """Return what a table calls."""
         name = data.get("type", data.get("name", data.get("_target_")))
         near = self._near_type(name, makes) if isinstance(name, str) else ""
@@ -344,19 +358,19 @@ class Builder:
             tables = [n for n, x in data.items() if isinstance(x, dict) and n != "type"]
             cure = f'write type = "{near}"' if near else f"write {_FORMS[makes][2]}"
             cure = other or cure
-            if place == "optimizer" and tables and not near:
+            if place == ("optimizer",) and tables and not near:
                 cure = f"did you mean [optimizers.{RULES_FILE.key(tables[0])}]?"
             self._refuse(place, f"it has no type; {cure}")
         if name not in self.factories:
             cure = f"did you mean {near!r}?" if near else "types have Optax's names"
             text = f"there is no type {listing([name])}; {other or cure}"
-            self._refuse(f"{place}.type", text)
+            self._refuse((*place, "type"), text)
         factory = self.factories[name]
         if factory.makes not in (makes, ""):
             wrong = f"{name} makes a {factory.makes}, not a {makes}"
             if makes == TRANSFORMATION:
                 wrong += '; write { type = "scale_by_schedule", step_size_fn = ... }'
-            self._refuse(f"{place}.type", wrong)
+            self._refuse((*place, "type"), wrong)
         return factory
 
     def _near_type(self, text: str, makes: str) -> str:
@@ -367,7 +381,7 @@ class Builder:
         return by_lower.get(_near(text.rpartition(".")[2].lower(), by_lower), "")
 
     def _values(
-        self, factory: Factory, data: Mapping[str, Any], place: str
+        self, factory: Factory, data: Mapping[str, Any], place: Place
     ) -> dict[str, Any]:
         """Read the arguments of a call; notes those that it lacks, or has too many."""
         num_found = self._num_found
@@ -375,7 +389,7 @@ class Builder:
         values: dict[str, Any] = {}
         meant: set[str] = set()
         for name, each in data.items():
-            at = f"{place}.{name}"
+            at = (*place, name)
             if name in arguments:
                 values[name] = self._read(arguments[name], each, at)
                 if name in _RATES:
@@ -397,11 +411,11 @@ class Builder:
             raise _NothingError
         _require_all(values)
         if factory.name == "join_schedules":
-            self._check_boundaries(f"{place}.boundaries", **values)
+            self._check_boundaries((*place, "boundaries"), **values)
         return values
 
     def _check_boundaries(
-        self, place: str, schedules: Sequence[Any], boundaries: Sequence[int]
+        self, place: Place, schedules: Sequence[Any], boundaries: Sequence[int]
     ) -> None:
         count = len(schedules) - 1
         if len(boundaries) != count:
@@ -411,29 +425,29 @@ class Builder:
             self._refuse(place, "they are not in order")
 
     def _injected(
-        self, factory: Factory, data: Mapping[str, Any], place: str
+        self, factory: Factory, data: Mapping[str, Any], place: Place
     ) -> dict[str, Argument]:
         """Return the arguments that ``inject`` names; each takes a schedule, too."""
         names = data.get("inject", [])
         able = {n: x for n, x in factory.arguments.items() if x.kind in _INJECTED}
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            self.find(f"{place}.inject", 'write a list: inject = ["learning_rate"]')
+            self.find((*place, "inject"), 'write a list: inject = ["learning_rate"]')
             return {}
         for name in names:
             if name not in able:
                 text = f"{listing([name])} is not a number of {factory.name}"
-                self.find(f"{place}.inject", f"{text}; it has {listing(able)}")
+                self.find((*place, "inject"), f"{text}; it has {listing(able)}")
             elif name not in data and not is_number(able[name].default):
-                self.find(f"{place}.inject", f"{name} has no value here")
+                self.find((*place, "inject"), f"{name} has no value here")
         able = {name: x for name, x in able.items() if name in names}
         return {name: dataclasses.replace(x, kind="rate") for name, x in able.items()}
 
     # What is data
 
-    def _number(self, argument: Argument, data: Any, place: str) -> Any:
+    def _number(self, argument: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, dict) and "type" in data:
             text = "a schedule cannot be here, where Optax takes a number"
-            name = place.rpartition(".")[2]
+            name = _last(place)
             cure = f'; write inject = ["{name}"] next to type'
             self._refuse(place, text + cure * (argument.kind in _INJECTED))
         if isinstance(data, str):
@@ -458,7 +472,7 @@ class Builder:
             self._refuse(place, text)
         return data
 
-    def _whole(self, argument: Argument, data: Any, place: str) -> Any:
+    def _whole(self, argument: Argument, data: Any, place: Place) -> Any:
         number = self._number(argument, data, place)
         if number != int(number):
             self._refuse(place, f"{number!r} is not a whole number")
@@ -466,7 +480,7 @@ class Builder:
             self._refuse(place, f"{number!r} is more than {argument.most:,}")
         return int(number)
 
-    def _dtype(self, argument: Argument, data: Any, place: str) -> Any:
+    def _dtype(self, argument: Argument, data: Any, place: Place) -> Any:
         # NumPy reads more into a text: "1e-3" and "(2,)f4" are formats to it.
         with contextlib.suppress(TypeError):
             dtype = jnp.dtype(data) if re.fullmatch("[a-z][a-z0-9_]*", data) else None
@@ -474,7 +488,7 @@ class Builder:
                 return dtype
         self._unlike(argument, data, place)
 
-    def _any(self, argument: Argument, data: Any, place: str) -> Any:
+    def _any(self, argument: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, dict) and "type" in data:
             factory = self.factories.get(str(data["type"]))
             return self._call(data, place, factory.makes if factory else SCHEDULE)
@@ -483,7 +497,7 @@ class Builder:
         is_text = isinstance(data, str | bool)
         return data if is_text else self._number(argument, data, place)
 
-    def _schedules(self, argument: Argument, data: Any, place: str) -> Any:
+    def _schedules(self, argument: Argument, data: Any, place: Place) -> Any:
         if len(data) > MAX_BOUNDARIES:
             text = f"it has {len(data):,} entries; at most {MAX_BOUNDARIES:,}"
             self._refuse(place, text)
@@ -491,51 +505,51 @@ class Builder:
 
     _boundaries = _cycles = _schedules
 
-    def _scales(self, argument: Argument, data: Any, place: str) -> Any:
+    def _scales(self, argument: Argument, data: Any, place: Place) -> Any:
         for step in data:
             if not re.fullmatch("[0-9]{1,10}", step) or int(step) > LARGEST:
                 self._refuse(place, f"{listing([step])} is not a step")
         scales = self._schedules(argument, data, place)
         return {int(step): scale for step, scale in scales.items()}
 
-    def _cycle(self, _: Argument, data: Any, place: str) -> Any:
+    def _cycle(self, _: Argument, data: Any, place: Place) -> Any:
         cosine = self.factories["warmup_cosine_decay_schedule"]
         return self._values(cosine, data, place)
 
-    def _tuple(self, argument: Argument, data: Any, place: str) -> Any:
+    def _tuple(self, argument: Argument, data: Any, place: Place) -> Any:
         if len(data) != (argument.length or len(data)):
             self._unlike(argument, data, place)
         item = dataclasses.replace(argument, kind="item", length=None)
         return tuple(self._read_all(item, data, place))
 
-    def _item(self, argument: Argument, data: Any, place: str) -> Any:
+    def _item(self, argument: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, list):
             return self._tuple(argument, data, place)
         is_text = isinstance(data, str)
         return data if is_text else self._number(argument, data, place)
 
-    def _axis(self, _: Argument, data: Any, place: str) -> Any:
+    def _axis(self, _: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, list):
             return tuple(self._read_all(_AXIS, data, place))
         return self._whole(_AXIS, data, place)
 
-    def _dimensions(self, argument: Argument, data: Any, place: str) -> Any:
+    def _dimensions(self, argument: Argument, data: Any, place: Place) -> Any:
         if not data.keys() <= {*argument.fields._fields}:
             self._unlike(argument, data, place)
         return argument.fields(**self._read_all(Argument("axis"), data, place))
 
-    def _stacks(self, _: Argument, data: Any, place: str) -> Any:
+    def _stacks(self, _: Argument, data: Any, place: Place) -> Any:
         return read_stacks(data)
 
     # What selects leaves
 
-    def _mask(self, _: Argument, data: Any, place: str) -> Any:
+    def _mask(self, _: Argument, data: Any, place: Place) -> Any:
         if isinstance(data, bool):
             return data
         patterns = [data] if isinstance(data, str) else data
         return self._selecting(place, patterns, lambda: as_selector(patterns))
 
-    def _factors(self, argument: Argument, data: Any, place: str) -> Any:
+    def _factors(self, argument: Argument, data: Any, place: Place) -> Any:
         item, fields = _NUMBER, argument.fields
         if argument.kind == "axes":
             item = Argument("dimensions", allows_none=True, fields=fields)
@@ -546,14 +560,14 @@ class Builder:
     _axes = _factors
 
     def _selecting(
-        self, place: str, patterns: Sequence[Any], make: Callable[[], Any]
+        self, place: Place, patterns: Sequence[Any], make: Callable[[], Any]
     ) -> Any:
         """Return what selects leaves by patterns, once these are checked."""
         try:
             check_patterns("", patterns, allow_regex=self._allow_regex)
             where = make()
         except TreeAdaptError as error:
-            self._refuse(place, str(error).removeprefix("Rules file '': "))
+            self._refuse(place, str(error))
         each = Selection(place, self._label, where, tuple(patterns))
         self.selections.append(each)
         return where
@@ -617,9 +631,10 @@ def _near(text: str, names: Iterable[str]) -> str:
     return min(longer, key=len, default="") or Speller().best(text, names)
 
 
-def _step(key: str | int) -> str:
-    """Write what follows a place, down to an entry of a list or of a table."""
-    return f"[{key}]" if isinstance(key, int) else f".{RULES_FILE.key(key)}"
+def _last(place: Place) -> str:
+    """Return the last name in a place, with the numbers after it."""
+    names = [at for at, key in enumerate(place) if isinstance(key, str)]
+    return place_text(place[names[-1] :])
 
 
 def _require_all(values: Mapping[Any, Any]) -> None:

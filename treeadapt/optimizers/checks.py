@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.optimizers.building import Selection
+from treeadapt.optimizers.building import Fault, Selection
 from treeadapt.optimizers.load import OptimizerFile
 from treeadapt.selection.rules import Rules
 from treeadapt.text.data_files import one_line
@@ -27,8 +27,8 @@ from treeadapt.trees.views import view_tree
 _OF_BATCHES = ("dpsgd", "differentially_private_aggregate")
 
 
-def tree_findings(file: OptimizerFile, tree: Any) -> Iterator[str]:
-    """Yield what is wrong with the optimizer of a file for one tree, with its place.
+def tree_findings(file: OptimizerFile, tree: Any) -> Iterator[Fault]:
+    """Yield what is wrong with the optimizer of a file for one tree, and where.
 
     Args:
         file: what the file says.
@@ -66,7 +66,7 @@ def _layers_by_array(
 
 def _unreached(
     selection: Selection, tree: Any, labels: Mapping[str, set[Any]]
-) -> Iterator[str]:
+) -> Iterator[Fault]:
     """Yield patterns that reach no array of their group, and axes that are missing."""
     where, label = selection.where, selection.label
     group = {path for path, every in labels.items() if not label or label in every}
@@ -86,20 +86,21 @@ def _unreached(
         reached = {array_of[row][0] for row in decision.selected(number)}
         who = f"{listing([pattern])} reaches" if pattern else "it reaches"
         if pattern.startswith("!") and not reached:
-            yield f"{selection.place}: {who} no array"
+            yield Fault(selection.place, f"{who} no array")
         elif not pattern.startswith("!") and not reached & group:
-            yield f"{selection.place}: {who} none of the {whose}"
+            yield Fault(selection.place, f"{who} none of the {whose}")
     lacking = {}
     for row, (path, array) in array_of.items():
         axes = decision.values[row] if path in group else None
         every = np.hstack(axes).tolist() if isinstance(axes, tuple) else ()
         if any(not -array.ndim <= axis < array.ndim for axis in every):
             shape = f"{path!r} has {plural(array.ndim, 'axis')}"
-            lacking[path] = f"{selection.place}: {shape}, which lack one of {axes}"
-    yield from lacking.values()
+            lacking[path] = f"{shape}, which lack one of {axes}"
+    for text in lacking.values():
+        yield Fault(selection.place, text)
 
 
-def _failures(file: OptimizerFile, tree: Any) -> Iterator[str]:
+def _failures(file: OptimizerFile, tree: Any) -> Iterator[Fault]:
     """Yield what one step on shapes raises."""
     tx: Any = file.tx
     init, arrays = init_of_arrays(tx, tree)
@@ -115,7 +116,7 @@ def _failures(file: OptimizerFile, tree: Any) -> Iterator[str]:
     try:
         jax.eval_shape(step, arrays)
     except Exception as error:  # noqa: BLE001 - of Optax, or of a mask: a finding
-        yield f"optimizer: one step on shapes fails: {one_line(error)}"
+        yield Fault(("optimizer",), f"one step on shapes fails: {one_line(error)}")
 
 
 def state_bytes(file: OptimizerFile, tree: Any) -> dict[Any, int]:

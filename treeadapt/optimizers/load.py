@@ -20,6 +20,7 @@ from treeadapt.errors import RulesFileError, TreeAdaptError
 from treeadapt.optimizers.building import (
     MAX_DEPTH,
     Builder,
+    Fault,
     Rate,
     Selection,
     TooMuchError,
@@ -30,6 +31,7 @@ from treeadapt.selection.files import RULES_FILE
 from treeadapt.selection.rules import Rules, rules_of
 from treeadapt.text.data_files import VERSION, one_line
 from treeadapt.text.names import Speller, listing, plural
+from treeadapt.text.places import Place
 from treeadapt.transforms.adapt import adapt
 from treeadapt.transforms.hyperparams import signature_of
 from treeadapt.transforms.partition import FROZEN, freeze, one_group, partition
@@ -47,7 +49,7 @@ class OptimizerFile:
     Attributes:
         rules: its rules; None if it has none, or they are malformed.
         tx: the optimizer; None if something is wrong, or lacking.
-        findings: what is wrong, each with its place.
+        findings: what is wrong, and where.
         lacking: names that nobody gives, and where the first use of each is.
         tables: by label, what trains it, as data; under "" what is around all.
         selections: masks and tables of patterns.
@@ -56,8 +58,8 @@ class OptimizerFile:
 
     rules: Rules | None
     tx: optax.GradientTransformationExtraArgs | None
-    findings: tuple[str, ...]
-    lacking: Mapping[str, str]
+    findings: tuple[Fault, ...]
+    lacking: Mapping[str, Place]
     tables: Mapping[str, Any]
     selections: tuple[Selection, ...]
     rates: tuple[Rate, ...]
@@ -115,16 +117,17 @@ def load_optimizer(
     file = read_optimizer_file(
         path_or_mapping, names=names, allow_regex=allow_regex, given=given
     )
-    findings = [*file.findings]
-    if not file.tables and not findings:
+    faults = [*file.findings]
+    if not file.tables and not faults:
         cure = 'write [optimizers.train] with type = "adamw", for the label train'
-        findings.append(f"optimizers: there are none; {cure}")
+        faults.append(Fault(("optimizers",), f"there are none; {cure}"))
     for name, place in file.lacking.items():
-        text = f"{place}: nobody gives {name!r}; pass {name}=, or write it in [given]"
-        findings.append(text)
-    if file.tx is None or findings:
-        name = _name_of(path_or_mapping)
-        head = f"Rules file {name!r}: {plural(len(findings), 'finding')}."
+        text = f"nobody gives {name!r}; pass {name}=, or write it in [given]"
+        faults.append(Fault(place, text))
+    if file.tx is None or faults:
+        findings = [*map(str, faults)]
+        head = RULES_FILE.head(_name_of(path_or_mapping))
+        head += f"{plural(len(findings), 'finding')}."
         raise RulesFileError("\n  ".join([head, *findings]), findings=findings)
     return file.tx
 
@@ -147,25 +150,25 @@ def read_optimizer_file(
     else:
         document = _plain_document(name, path_or_mapping)
     passed = {key: _plain(name, value) for key, value in given.items()}
-    problems: list[str] = []
+    faults: list[Fault] = []
     table, has_rules = None, "rules" in document or "optimizer" not in document
     try:
         whole = document if has_rules else {**document, "rules": {"**": ""}}
-        table = rules_of(name, whole, allow_regex=allow_regex)
+        table = rules_of("", whole, allow_regex=allow_regex)
     except TreeAdaptError as error:
-        problems.append(str(error).removeprefix(f"Rules file {name!r}: "))
+        faults.append(Fault((), str(error)))
     rules = table if has_rules else None
     in_file = document.get("given")
     in_file = in_file if isinstance(in_file, dict) else {}
     options = {} if table is None else {"stacks": table.stacks, "unused": table.unused}
     builder = Builder(in_file | passed, options, allow_regex=allow_regex)
-    for text in (*problems, *_unused(document, in_file, passed)):
-        builder.find("", text)
+    for fault in (*faults, *_unused(document, in_file, passed)):
+        builder.find(*fault)
     _add_factories(builder, names or {})
     try:
         tx, tables = _built(builder, document, rules)
     except TooMuchError as error:
-        builder.find("", str(error))
+        builder.find(*error.fault)
         tx, tables = None, {}
     return OptimizerFile(
         rules,
@@ -191,31 +194,37 @@ def _built(
     by_label, root = document.get("optimizers", {}), document.get("optimizer")
     if not isinstance(by_label, dict) or isinstance(by_label.get("type"), str):
         text = "it holds a table for each label; did you mean [optimizer]?"
-        builder.find("optimizers", text)
+        builder.find(("optimizers",), text)
         return None, {}
     tables = by_label | ({} if root is None else {"": root})
     transforms = {
-        label: builder.build(table, f"optimizers.{RULES_FILE.key(label)}", label)
+        label: builder.build(table, ("optimizers", label), label)
         for label, table in by_label.items()
     }
-    every = () if rules is None else dict.fromkeys((*rules.values, rules.default))
-    labels = [label for label in every if label is not MISSING]
-    for text in _misfits(labels, transforms) if by_label and labels else ():
-        builder.find("", text)
+    labels: dict[Any, Place] = {}  # where each is first
+    if rules is not None:
+        for pattern, label in zip(document["rules"], rules.values, strict=True):
+            labels.setdefault(label, ("rules", pattern))
+        if rules.default is not MISSING:
+            labels.setdefault(rules.default, ("default",))
+    for fault in _misfits(labels, transforms) if by_label and labels else ():
+        builder.find(*fault)
 
     if by_label and labels:
         builder.partition = functools.partial(partition, transforms, rules)
     if root is None:
         make = builder.partition if builder.is_whole else None
         return make and make(), tables
-    tx = builder.build(root, "optimizer")
+    tx = builder.build(root, ("optimizer",))
     others = [label for label in labels if label != FROZEN and isinstance(label, str)]
     if by_label and not builder.num_partitions:
         cure = 'put { type = "partition" } where the tables of [optimizers] are to run'
-        builder.find("optimizer", cure)
+        builder.find(("optimizer",), cure)
     elif not by_label and len(others) > 1:
         text = f"the labels {listing(others)} are trained alike"
-        builder.find("optimizer", f"{text}; write [optimizers] for them, or one label")
+        builder.find(
+            ("optimizer",), f"{text}; write [optimizers] for them, or one label"
+        )
     if not builder.is_whole:
         return None, tables
     if FROZEN not in labels or rules is None:
@@ -225,42 +234,47 @@ def _built(
     return freeze(tx, rules.where(FROZEN)), tables
 
 
-def _misfits(labels: Sequence[Any], transforms: Mapping[str, Any]) -> Iterator[str]:
+def _misfits(
+    labels: Mapping[Any, Place], transforms: Mapping[str, Any]
+) -> Iterator[Fault]:
     """Yield labels without an optimizer, and optimizers without a label."""
     names = [label for label in labels if isinstance(label, str)]
     if FROZEN in transforms:
-        yield 'optimizers.frozen: "frozen" leaves do not train; remove this table'
-    for label in labels:
+        text = '"frozen" leaves do not train; remove this table'
+        yield Fault(("optimizers", FROZEN), text)
+    for label, place in labels.items():
         if label == FROZEN or label in transforms:
             continue
         key = RULES_FILE.key(label) if isinstance(label, str) else ""
         if not isinstance(label, str):
-            yield f"rules: the label {label!r} is not a text, as optimizers need"
+            text = f"the label {label!r} is not a text, as optimizers need"
+            yield Fault(place, text)
             continue
         near = Speller().best(label, [*transforms, *_LIKE_FROZEN])
         cure = f"did you mean {near!r}?" if near else f"write [optimizers.{key}]"
         if near in _LIKE_FROZEN:
             cure = f'write "frozen" if they are not to train, or [optimizers.{key}]'
-        yield f"rules: the label {label!r} has no optimizer; {cure}"
+        yield Fault(place, f"the label {label!r} has no optimizer; {cure}")
     for label in transforms:
         if label not in (*names, FROZEN):
             near = Speller().best(label, names)
             cure = f"did you mean {near!r}?" if near else "add a rule, or remove it"
-            yield f"optimizers.{label}: no rule gives this label; {cure}"
+            yield Fault(("optimizers", label), f"no rule gives this label; {cure}")
 
 
 def _unused(
     document: Mapping[str, Any], in_file: Mapping[str, Any], passed: Mapping[str, Any]
-) -> Iterator[str]:
+) -> Iterator[Fault]:
     """Yield names of values that are reserved, or that nothing mentions."""
     mentioned = dict.fromkeys(_mentions([document, list(passed.values())]))
     for name in {**in_file, **passed}:
         if name in _RESERVED:
-            yield f"given.{name}: load_optimizer has such an argument; rename it"
+            text = "load_optimizer has such an argument; rename it"
+            yield Fault(("given", name), text)
         elif name not in mentioned:
             near = Speller().best(name, mentioned)
             cure = f"did you mean {near!r}?" if near else "remove it"
-            yield f"given.{name}: the file never mentions it; {cure}"
+            yield Fault(("given", name), f"the file never mentions it; {cure}")
 
 
 def _mentions(data: Any) -> Iterator[str]:
@@ -275,16 +289,16 @@ def _mentions(data: Any) -> Iterator[str]:
 def _add_factories(builder: Builder, names: Any) -> None:
     """Give a builder the caller's factories; notes what is wrong with them."""
     if not isinstance(names, Mapping):
-        builder.find("names", "it is not a mapping of factories by name")
+        builder.find(("names",), "it is not a mapping of factories by name")
         return
     for name, function in names.items():
         if name in builder.factories or name in REFUSED:
-            builder.find("names", f"{name!r} is a name of Optax's; choose another")
+            builder.find(("names",), f"{name!r} is a name of Optax's; choose another")
             continue
         try:
             signature_of(function)
         except (TypeError, ValueError) as error:
-            builder.find("names", f"{name!r} cannot be called by name: {error}")
+            builder.find(("names",), f"{name!r} cannot be called by name: {error}")
         else:
             builder.factories[name] = Factory(name, function)
 

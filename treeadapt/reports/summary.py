@@ -45,6 +45,7 @@ from treeadapt.text.names import (
     shorten,
     size_text,
 )
+from treeadapt.text.places import Place
 from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.arrays import Tree, is_array
 
@@ -131,12 +132,15 @@ class Finding:
         rule: number of the rule, from 1; None for leaves without one, and migrations.
         text: what is wrong, and how it may be cured.
         row: number of the row of a migration that makes it, from 1.
+        place: in the file, keys from the top; empty for the whole, and where the number
+            of a rule or row says it.
     """
 
     kind: str
     rule: int | None
     text: str
     row: int | None = None
+    place: Place = ()
 
     @property
     def line(self) -> str:
@@ -587,7 +591,7 @@ def findings(
     if left := [path for path in decision.unmatched if path in visible]:
         text = listed(left, " without a rule")
         cure = 'Add a rule, or end with one for "**".'
-        yield Finding("unmatched", None, f"{text}. {cure}")
+        yield Finding("unmatched", None, f"{text}. {cure}", place=("rules",))
     for (one, two), paths in sorted(pairs.items()):
         if both := [path for path in paths if path in visible]:
             text = f"{shorten(rules.selectors[two].typed)} gives another value than "
@@ -598,8 +602,8 @@ def findings(
     lines = advice_lines(named, Names(decision.view, decision.is_array))
     for (index, _), line in zip(decision.unused, lines, strict=True):
         yield Finding("unused", index + 1, line)
-    for line in decision.miscounted:
-        yield Finding("count", None, line)
+    for label, (line, _) in decision.miscounted.items():
+        yield Finding("count", None, line, place=("expect", label))
     for index in decision.shadowed:
         text = shorten(rules.selectors[index].typed)
         yield Finding("shadowed", index + 1, f"{text} {decision.shadow(index)}")

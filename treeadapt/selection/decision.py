@@ -369,8 +369,9 @@ class Decision:
             raise OverlapError(messages.overlap(rows), paths=paths)
         self._check_used()
         if self.miscounted and not self.leaves.holes:
-            concerned = itertools.chain(*self.miscounted.values())
-            raise RulesError("\n".join(self.miscounted), paths=concerned)
+            texts, paths = zip(*self.miscounted.values(), strict=True)
+            concerned = itertools.chain(*paths)
+            raise RulesError("\n".join(texts), paths=concerned)
 
     def _check_used(self) -> None:
         rules = self.rules
@@ -396,9 +397,9 @@ class Decision:
             warn_of_alternatives(self.leaves, rules.checked(), "rule")
 
     @functools.cached_property
-    def miscounted(self) -> dict[str, list[str]]:
-        """Sentences about labels of another number of arrays than expected: paths."""
-        lines: dict[str, list[str]] = {}
+    def miscounted(self) -> dict[Any, tuple[str, list[str]]]:
+        """By label of another number of arrays than expected: a sentence, and paths."""
+        lines: dict[Any, tuple[str, list[str]]] = {}
         for label, count in self.rules.expect.items():
             rows = zip(self.paths, self.values, self.is_array, strict=True)
             paths = [path for path, x, yes in rows if yes and same_value(x, label)]
@@ -410,7 +411,7 @@ class Decision:
                     f"{len(paths):,} {verb}{names}. Correct the patterns, or the "
                     "number that is expected."
                 )
-                lines[text] = paths
+                lines[label] = text, paths
         return lines
 
     @functools.cached_property

@@ -179,7 +179,7 @@ def check_patterns(
         try:
             total += parse(body).weight
         except PatternError as error:
-            raise PatternError(f"Rules file {str(path)!r}: {error}") from None
+            raise PatternError(f"{RULES_FILE.head(path)}{error}") from None
         if total > MAX_WEIGHT:
             RULES_FILE.refuse(
                 path,

@@ -610,7 +610,7 @@ def rules_of(
     try:
         return Rules(pairs, **options)
     except (RulesError, SelectorError, StackError) as error:  # of an option
-        raise RulesFileError(f"Rules file {str(path)!r}: {error}") from error
+        raise RulesFileError(f"{files.RULES_FILE.head(path)}{error}") from error
 
 
 def _refuse_filter(values: Sequence[Any], leaf: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from treeadapt.errors import TreeAdaptError
 from treeadapt.text.names import Speller, listing, shorten
+from treeadapt.text.places import BARE_KEY, TOML_TEXT, Place, json_lines, toml_lines
 
 VERSION = 1
 MAX_BYTES = 4 * 2**20
@@ -29,16 +30,6 @@ _ENDINGS = (".toml", ".json")
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
-# Strings and comments of TOML; what remains is keys, numbers and punctuation.
-_TOML_TEXT = re.compile(
-    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{0,5}'
-    r"|'''(?:[^']|'{1,2}(?!'))*+'{0,5}"
-    r'|"(?:[^"\\\n]|\\.)*+"?'
-    r"|'[^'\n]*+'?"
-    r"|\#[^\n]*+",
-    re.DOTALL,
-)
-_TOML_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
 
 
@@ -155,11 +146,20 @@ class DataFile:
             cure = f"Correct it.{quotes if parser is not parse_json else ''}"
             self.refuse(name, f"it is malformed: {one_line(error)}", cure)
 
+    def lines(self, path: str | os.PathLike[str]) -> dict[Place, int]:
+        """Return on which line of a file, which ``read`` accepts, each place is.
+
+        Raises:
+            TreeAdaptError: it cannot be read.
+        """
+        is_json = Path(path).suffix.lower() == ".json"
+        return (json_lines if is_json else toml_lines)(self._text(Path(path)))
+
     def _toml(self, text: str) -> Any:
         import tomllib  # here, because importing it takes longer than this library
 
         text = text.replace("\r\n", "\n")
-        bare = _TOML_TEXT.sub('"', text)
+        bare = TOML_TEXT.sub('"', text)
         dots = [part.count(".") for part in _TOML_END_OF_KEY.split(bare)]
         if max(dots) > _MAX_DOTS or sum(dots) > _MAX_ALL_DOTS:
             raise ValueError("keys have too many dots; put names in quotes")
@@ -262,8 +262,16 @@ class DataFile:
         Raises:
             TreeAdaptError: always, of the kind's class.
         """
-        noun = self.noun.capitalize()
-        raise self.error(f"{noun} file {str(path)!r}: {seen}. {cure}")
+        raise self.error(f"{self.head(path)}{seen}. {cure}")
+
+    def head(self, path: str | os.PathLike[str]) -> str:
+        """Return what names a file in front of a message.
+
+        Args:
+            path: its name; "" where who catches the error says of what it is.
+        """
+        name = str(path)
+        return f"{self.noun.capitalize()} file {name!r}: " if name else ""
 
     def field_lines(self, fields: Mapping[str, Any]) -> list[str]:
         """Write fields as TOML, a line each.
@@ -306,7 +314,7 @@ class DataFile:
         Raises:
             TreeAdaptError: it is not valid Unicode.
         """
-        return name if _TOML_BARE_KEY.fullmatch(name) else self.string(name)
+        return name if BARE_KEY.fullmatch(name) else self.string(name)
 
     def string(self, text: str) -> str:
         """Write a string as TOML.
