@@ -17,8 +17,9 @@ from treeadapt.porting.drafts.finishing import NO_ROW, finished, rest
 from treeadapt.porting.drafts.inputs import Side, read_side
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
 from treeadapt.porting.drafts.numbers import castable
-from treeadapt.porting.drafts.pairing import propose
+from treeadapt.porting.drafts.pairing import propose, with_tied_head
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
+from treeadapt.porting.drafts.stated import ModelConfig, read_stated
 from treeadapt.porting.drafts.synonyms import Words, load_words
 from treeadapt.text.names import fold, listing, plural
 
@@ -103,7 +104,8 @@ def draft_marked(
     """
     words = load_words(synonyms)
     source_side = read_side(source, what="the source", decode=decode)
-    notes: list[str] = []
+    stated = read_stated(source)
+    notes: list[str] = [stated.note] if stated.note else []
     conversion = None if convert is None else Conversion(source, source_side, convert)
     if conversion is not None:
         calls = [conversion.called(nth) for nth in (0, 1)]
@@ -119,11 +121,12 @@ def draft_marked(
         other = read_side(target, paths, "the target", decode=decode)
         calls = [(source_side, other)]
     evidence = Evidence(calls)
-    rows = [_marked(row, marks or {}) for row in _rows(evidence, words, notes)]
+    every = _rows(evidence, words, notes, stated)
+    rows = [_marked(row, marks or {}) for row in every]
     unread = []
     if conversion is not None:
         unread = conversion.unread([*evidence.left(filter(_is_live, rows))[0]])
-    return finished(evidence, rows, unread, notes)
+    return finished(evidence, rows, unread, notes, stated)
 
 
 def _marked(row: DraftRow, marks: Mapping[str, str]) -> DraftRow:
@@ -169,14 +172,16 @@ def _compared(result: Side, target: Side) -> Iterator[str]:
             yield f"{plural(len(paths), 'leaf')} {text}: {names}."
 
 
-def _rows(evidence: Evidence, words: Words, notes: list[str]) -> list[DraftRow]:
+def _rows(
+    evidence: Evidence, words: Words, notes: list[str], stated: ModelConfig
+) -> list[DraftRow]:
     """Return the rows by the strongest evidence that there is for each.
 
     First what numbers show, then what names propose of the leaves that are left, as far
     as numbers do not contradict it. Two sides that share no number are paired by names.
     """
     if not evidence.has_numbers:
-        return _fitting(evidence, _by_names(evidence, words, notes))
+        return _fitting(evidence, _by_names(evidence, words, notes, stated))
     rows, have_common = evidence.rows()
     proposed = _proposed(evidence, words, rows, notes)
     tested = [each for row in proposed for each in evidence.tested(row)]
@@ -189,17 +194,23 @@ def _rows(evidence: Evidence, words: Words, notes: list[str]) -> list[DraftRow]:
     if shows or have_common or len(evidence.calls) > 1:
         return _fitting(evidence, [*rows, *tested])
     notes.append(_NOTHING_COMMON)
-    return _fitting(evidence, _by_names(evidence, words, notes))
+    return _fitting(evidence, _by_names(evidence, words, notes, stated))
 
 
 def _fitting(evidence: Evidence, rows: Sequence[DraftRow]) -> list[DraftRow]:
     return [row for row in rows if evidence.fits(row)]
 
 
-def _by_names(evidence: Evidence, words: Words, notes: list[str]) -> list[DraftRow]:
+def _by_names(
+    evidence: Evidence, words: Words, notes: list[str], stated: ModelConfig
+) -> list[DraftRow]:
     """Return one row for leaves that stay, and those that names and shapes propose."""
-    rows = _equal(evidence.source, evidence.target)
-    return [*rows, *_proposed(evidence, words, rows, notes)]
+    source, target = evidence.source, evidence.target
+    rows = _equal(source, target)
+    rows = [*rows, *_proposed(evidence, words, rows, notes)]
+    if not stated.tied:
+        return rows
+    return with_tied_head(rows, source.leaves, target.leaves, words, stated.tied)
 
 
 def _proposed(

@@ -18,9 +18,11 @@ from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
 from treeadapt.porting.drafts.numbers import find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.rows import DraftRow, Hole
+from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.values import find_links, leaf_of
 from treeadapt.porting.drafts.writing import (
     as_table,
+    counts_heads,
     with_first_layers,
     with_sizes,
     written,
@@ -69,6 +71,7 @@ def finished(
     rows: Sequence[DraftRow],
     unread: Sequence[str],
     notes: list[str],
+    stated: ModelConfig,
 ) -> MigrationDraft:
     """Return the draft of some rows.
 
@@ -77,15 +80,11 @@ def finished(
         rows: that fit, those that numbers contradict too.
         unread: leaves of the source that a function does not depend on.
         notes: what is known already.
+        stated: of heads and first layers.
     """
     source, target = evidence.source, evidence.target
     place = {path: number for number, path in enumerate(source.leaves)}
-    rows = [
-        row.marked("sizes", "which of two equal sizes is in [sizes]")
-        if is_guess(row)
-        else row
-        for row in map(canonical, rows)
-    ]
+    rows = [_with_doubts(row, stated) for row in map(canonical, rows)]
     rows = sorted(
         _collapsed(rows, source, target),
         key=lambda row: min(place[path] for path in row.source_paths),
@@ -95,12 +94,12 @@ def finished(
         for is_live in (True, False)
     )
     united = [_bare(row, source, target) for row in live]
-    texts, sizes = written(_in_order(united))
+    texts, of_rows = written(_in_order(united), stated)
     texts = rows_apart(texts, [*source.leaves])
-    texts, sizes = with_first_layers(texts, sizes)
+    texts, of_rows = with_first_layers(texts, of_rows, stated)
     texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
     zeros = _zeros(evidence, {path for row in united for path in row.target_paths})
-    migration = as_table(texts, sizes, dict.fromkeys(zeros, "zeros"))
+    migration = as_table(texts, of_rows, dict.fromkeys(zeros, "zeros"))
     pairs = _pairs(migration, united, source, target)
     filled = {path for targets in pairs.values() for path in targets}
     filled |= {path for paths in zeros.values() for path in paths}
@@ -125,9 +124,19 @@ def finished(
         shared,
         tuple(texts),
         tuple(with_sizes(row) for row in refuted),
-        sizes,
+        of_rows,
         {path: leaf.shape for path, leaf in source.leaves.items()},
     )
+
+
+def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
+    """Mark what is not proved of the sizes of a row."""
+    is_of_heads = counts_heads(row)
+    if is_guess(row, stated.head_sizes(row) if is_of_heads else ()):
+        row = row.marked("sizes", "which of two equal sizes is in [sizes]")
+    if is_of_heads and (other := stated.contradiction(row)):
+        row = row.marked("heads", other)
+    return row
 
 
 def _zeros(evidence: Evidence, filled: Collection[str]) -> dict[str, tuple[str, ...]]:

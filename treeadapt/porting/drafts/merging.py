@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from treeadapt.porting.drafts.rows import DraftAddress, DraftRow, Hole, Tokens
 
@@ -50,21 +50,22 @@ def canonical(row: DraftRow) -> DraftRow:
     )
 
 
-def open_atoms(row: DraftRow) -> list[int]:
+def open_atoms(row: DraftRow, stated: Collection[int] = ()) -> list[int]:
     """Return the atoms of which no shape at other sizes would give the size.
 
-    Where an axis has several, a factor of 2 is one, else the smallest; of numbers that
-    are one in a path, the innermost, which counts the layers of a block.
+    Where an axis has several, one that a configuration states is, then a factor of 2,
+    else the smallest; of numbers that are one in a path, the innermost, which counts
+    the layers of a block.
     """
-    return _open(row)[0]
+    return _open(row, stated)[0]
 
 
-def is_guess(row: DraftRow) -> bool:
+def is_guess(row: DraftRow, stated: Collection[int] = ()) -> bool:
     """Return whether another atom of the same size may be the one to keep."""
-    return _open(row)[1]
+    return _open(row, stated)[1]
 
 
-def _open(row: DraftRow) -> tuple[list[int], bool]:
+def _open(row: DraftRow, stated: Collection[int]) -> tuple[list[int], bool]:
     guesses = False
     sums: list[list[tuple[int, ...]]] = []
     determined: set[int] = set()
@@ -110,6 +111,7 @@ def _open(row: DraftRow) -> tuple[list[int], bool]:
         best = min(
             shortest,
             key=lambda atom: (
+                atom not in stated,
                 atom not in inner,
                 row.sizes[atom] != 2,
                 row.sizes[atom],
@@ -117,7 +119,7 @@ def _open(row: DraftRow) -> tuple[list[int], bool]:
             ),
         )
         equal = [atom for atom in shortest if row.sizes[atom] == row.sizes[best]]
-        guesses |= len(equal) > 1 and best not in inner
+        guesses |= len(equal) > 1 and best not in inner and best not in stated
         chosen.append(best)
         determined.add(best)
 

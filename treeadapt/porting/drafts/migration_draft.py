@@ -16,7 +16,8 @@ from treeadapt.porting.drafts.checking import (
     compared_with,
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
-from treeadapt.porting.drafts.writing import WrittenRow, alone
+from treeadapt.porting.drafts.stated import sizes_at
+from treeadapt.porting.drafts.writing import WrittenRow, WrittenSizes, alone
 from treeadapt.text.data_files import VERSION
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import first_rows, fold, listing, plural
@@ -30,6 +31,14 @@ _SHARED = (
 _SEEN = (
     "# No shape says these: they were seen at this size alone, so their rows have a",
     "# mark. draft.check at another size gives the table without it.",
+)
+_STATED = (
+    "# The configuration next to the source states it, and shapes fit any number of",
+    "# heads. For models of other sizes, write it in [config], and load with config=:",
+)
+_ASKED = (
+    "# No shape says these, and the configuration next to the weights does: config= of",
+    "# load_migration, or the name of this file as migration= of load:",
 )
 _MOST_NOTES = 6  # above a row
 _COMPARE = "Compare the answers of both models; ta.find_wrong_rows names a wrong row."
@@ -60,15 +69,15 @@ class MigrationDraft:
     _shared: Mapping[str, tuple[str, ...]] = dataclasses.field(repr=False)
     _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _refuted: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
-    _sizes: Mapping[str, int] = dataclasses.field(repr=False)
+    _sizes: WrittenSizes = dataclasses.field(repr=False)
     _shapes: Shapes = dataclasses.field(repr=False)
 
     def check(self, source: Any, other: Any) -> DraftCheck:
         """Run the table at another size, there and back, and compare.
 
         Numbers of one configuration cannot show what another one would, such as which
-        of two equal sizes is meant. Sizes that the table says itself are those of the
-        configuration that it was drafted at.
+        of two equal sizes is meant. Sizes that the table says itself are those that it
+        was drafted at, but for those that a ``config.json`` next to ``source`` states.
 
         Args:
             source: tree, checkpoint or schema of another configuration.
@@ -95,15 +104,18 @@ class MigrationDraft:
             The row 'w : o i' differs on the way there: 'k'.
             The row 'w : o i' differs on the way back: 'w'.
         """
-        return compared_with(self.migration, self._shapes, source, other)
+        migration = self.migration
+        if sizes := sizes_at(self._sizes.keys, source):
+            rows = [row.typed() for row in migration.rows]
+            sizes = {**migration.sizes, **sizes}
+            migration = Migration(rows, sizes=sizes, new=migration._new)
+        return compared_with(migration, self._shapes, source, other)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""
         lines = [f"# {line}".rstrip() for line in self.summary.splitlines()]
         lines += [f"version = {VERSION}"]
-        if self._sizes:
-            lines += ["", "[sizes]", *MIGRATION_FILE.field_lines(self._sizes)]
-            lines += _SEEN
+        lines += self._size_lines()
         if not self._rows:
             lines.append("rows = []")
         if self.migration._new:
@@ -131,6 +143,30 @@ class MigrationDraft:
                 for path, sources in self._shared.items()
             )
         return "\n".join(lines) + "\n"
+
+    def _size_lines(self) -> Iterator[str]:
+        """Yield the sizes that the rows name, and where they come from."""
+        keys, every = self._sizes.keys, self._sizes.sizes
+        seen = {name: size for name, size in every.items() if name not in keys}
+        asked = {name: key for name, key in keys.items() if name in self._sizes.open}
+        fixed = {name: every[name] for name in keys if name not in asked}
+        if asked:
+            yield from (
+                "",
+                "# No shape says these; the configuration does:",
+                "[config]",
+            )
+            yield from MIGRATION_FILE.field_lines(asked)
+        if seen or fixed:
+            yield from ("", "[sizes]")
+        if fixed:
+            yield from MIGRATION_FILE.field_lines(fixed)
+            yield from _STATED
+            lines = MIGRATION_FILE.field_lines({name: keys[name] for name in fixed})
+            yield from (f"#     {line}" for line in lines)
+        if seen:
+            yield from MIGRATION_FILE.field_lines(seen)
+            yield from _SEEN
 
     def _drops(self) -> list[str]:
         """Return the rows that would drop leaves without a partner, as comments."""

@@ -9,6 +9,7 @@ paired again. No name proves anything: every row is marked, with the other candi
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import operator
@@ -27,6 +28,7 @@ from treeadapt.porting.drafts.families import (
     ranked_texts,
 )
 from treeadapt.porting.drafts.fused import fusions
+from treeadapt.porting.drafts.merging import canonical
 from treeadapt.porting.drafts.rows import DraftRow, numberless
 from treeadapt.porting.drafts.shapes import AxisOrder, Seen, Sisters, layouts, order_of
 from treeadapt.porting.drafts.synonyms import Words
@@ -74,6 +76,59 @@ def propose(
     rows = [each.row(sisters) for each in fused]
     rows += [assignment.row(i, j, sisters) for i, j in assignment.pairs.items()]
     return rows, sum(len(ones[i].paths) for i in assignment.crowded)
+
+
+def with_tied_head(
+    rows: Sequence[DraftRow],
+    source: Mapping[str, Any],
+    target: Mapping[str, Any],
+    words: Words,
+    key: str,
+) -> list[DraftRow]:
+    """Return rows in which the embedding fills a head that nothing else does, too.
+
+    Args:
+        rows: that names and shapes propose.
+        source: leaves of the source.
+        target: leaves of the target.
+        words: what names mean.
+        key: of the configuration that says that both are one array.
+    """
+    filled = {path for row in rows for path in row.target_paths}
+    heads = [p for p in target if p not in filled and "head" in words.of(p)]
+    pairs = [
+        (number, old[0], new[0])
+        for number, row in enumerate(rows)
+        for old, new in (row.pairs if row.is_rest or len(row.pairs) == 1 else ())
+        if len(old) == len(new) == 1 and "embed" in words.of(old[0])
+    ]
+    for head, (number, path, embedding) in itertools.product(heads, pairs):
+        both = [
+            [
+                *map(
+                    canonical,
+                    propose({path: source[path]}, {new: target[new]}, words, ())[0],
+                )
+            ]
+            for new in (embedding, head)
+        ]
+        if not all(both):
+            continue
+        (one,), (two,) = both
+        if one.sources != two.sources or one.changes != two.changes:
+            continue
+        note = f"{head} is the embedding: the configuration has {key}"
+        tied = dataclasses.replace(
+            one,
+            targets=(*one.targets, *two.targets),
+            pairs=(((path,), (embedding, head)),),
+            checks=tuple(dict.fromkeys([*one.checks, *two.checks])),
+            notes=(note,),
+        )
+        left = [pair for pair in rows[number].pairs if pair[0] != (path,)]
+        smaller = dataclasses.replace(rows[number], pairs=tuple(left))
+        return [*rows[:number], *[smaller] * bool(left), *rows[number + 1 :], tied]
+    return [*rows]
 
 
 class _Assignment:

@@ -19,6 +19,7 @@ from treeadapt.porting.drafts.rows import (
     Tokens,
     tokens_of,
 )
+from treeadapt.porting.drafts.stated import NOTHING, ModelConfig
 
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
 _COUNT = range(10**6)
@@ -46,6 +47,7 @@ _HEADS = {
     "key",
     "value",
     "qkv",
+    *("wq", "wk", "wv", "wo", "wqkv", "kv"),
 }
 
 
@@ -85,6 +87,21 @@ class WrittenRow:
         return parse_row(*self.pair)
 
 
+@dataclasses.dataclass(frozen=True)
+class WrittenSizes:
+    """Sizes next to the rows.
+
+    Attributes:
+        sizes: by the names that are in the rows.
+        keys: where a configuration states them, by name.
+        open: names of those that no shape gives at another size.
+    """
+
+    sizes: dict[str, int]
+    keys: dict[str, str]
+    open: frozenset[str]
+
+
 def alone(texts: tuple[str, ...]) -> Any:
     """Return addresses as a table has them: one is not in a tuple."""
     return texts[0] if len(texts) == 1 else texts
@@ -92,62 +109,79 @@ def alone(texts: tuple[str, ...]) -> Any:
 
 def as_table(
     rows: Iterable[WrittenRow],
-    sizes: Mapping[str, int],
+    of_rows: WrittenSizes,
     new: Mapping[str, str] | None = None,
 ) -> Migration:
     """Return the table of some rows."""
-    return Migration([each.pair for each in rows], sizes=sizes or None, new=new)
+    sizes = of_rows.sizes or None
+    return Migration([each.pair for each in rows], sizes=sizes, new=new)
 
 
 def with_sizes(row: DraftRow) -> WrittenRow:
     """Return one row as text, with the sizes that no shape gives next to it."""
-    (text,), sizes = written([row])
-    more = {"sizes": sizes} if sizes else {}
+    (text,), of_rows = written([row])
+    more = {"sizes": of_rows.sizes} if of_rows.sizes else {}
     return dataclasses.replace(text, operations=text.operations | more)
 
 
-def written(rows: Sequence[DraftRow]) -> tuple[list[WrittenRow], dict[str, int]]:
-    """Return the rows as text, and the sizes that no shape gives."""
+def written(
+    rows: Sequence[DraftRow], stated: ModelConfig = NOTHING
+) -> tuple[list[WrittenRow], WrittenSizes]:
+    """Return the rows as text, and the sizes that no shape gives or that are stated."""
     sizes: dict[str, int] = {}
-    names: dict[int, str] = {}
+    keys: dict[str, str] = {}
+    names: dict[tuple[int, str], str] = {}
+    texts, is_open = [], set()
+    named: list[dict[int, str]] = []
     for row in rows:
-        for atom in open_atoms(row):
-            size = row.sizes[atom]
-            if size not in names:
+        of_heads = stated.head_sizes(row) if counts_heads(row) else {}
+        open_of_row = open_atoms(row, of_heads)
+        fixed: dict[int, str] = {}
+        for atom in dict.fromkeys([*open_of_row, *of_heads]):
+            size, key = row.sizes[atom], of_heads.get(atom, "")
+            if (size, key) not in names:
                 near = "h" if _counts_heads(row, atom) else ""
                 near = "i" if _counts_layers(row, atom) else near
                 wishes = (*(("two",) if size == 2 else ()), *near, *"dijkmn")
-                free = (name for name in wishes if name not in sizes)
-                names[size] = next(free, f"size{size}")
-                sizes[names[size]] = size
-    texts = []
-    for row in rows:
-        fixed = {atom: names[row.sizes[atom]] for atom in open_atoms(row)}
-        texts.append(_written(row, _names(row, fixed, {*sizes, _FIRST}), fixed))
-    return texts, sizes
+                free = (
+                    name for name in (*"d" * bool(key), *wishes) if name not in sizes
+                )
+                names[size, key] = name = next(free, f"size{size}")
+                sizes[name] = size
+                keys |= {name: key} if key else {}
+            fixed[atom] = names[size, key]
+            is_open |= {fixed[atom]} if atom in open_of_row else set()
+        named.append(fixed)
+    for row, fixed in zip(rows, named, strict=True):
+        seen = {*fixed.values()} - {*keys}
+        texts.append(_written(row, _names(row, fixed, {*sizes, _FIRST}), seen))
+    return texts, WrittenSizes(sizes, keys, frozenset(is_open))
 
 
 def with_first_layers(
-    rows: Sequence[WrittenRow], sizes: Mapping[str, int]
-) -> tuple[list[WrittenRow], dict[str, int]]:
+    rows: Sequence[WrittenRow], of_rows: WrittenSizes, stated: ModelConfig
+) -> tuple[list[WrittenRow], WrittenSizes]:
     """Return rows whose numbers begin after those of another row, by a size.
 
     As of the dense layers before the others, whose count no shape shows.
     """
     counts = {n for each in rows for n in _first_counts(each.row, rows)}
     if len(counts) != 1:
-        return [*rows], dict(sizes)
+        return [*rows], of_rows
     (count,) = counts
+    key = stated.first.get(count, "")
 
     def named(each: WrittenRow) -> WrittenRow:
         if count not in _first_counts(each.row, rows):
             return each
         old, new = f"+{count}}}", f"+{_FIRST}}}"
         texts = tuple(text.replace(old, new) for text in each.sources)
-        row = each.row.marked("sizes")
+        row = each.row if key else each.row.marked("sizes")
         return dataclasses.replace(each, sources=texts, row=row)
 
-    return [*map(named, rows)], {**sizes, _FIRST: count}
+    keys = of_rows.keys | ({_FIRST: key} if key else {})
+    sizes = {**of_rows.sizes, _FIRST: count}
+    return [*map(named, rows)], WrittenSizes(sizes, keys, of_rows.open | {_FIRST})
 
 
 def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
@@ -168,13 +202,15 @@ def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
     return counts
 
 
+def counts_heads(row: DraftRow) -> bool:
+    """Return whether a row is of attention, by the words of its paths."""
+    return any(_HEADS & _words(place.tokens) for place in row.places)
+
+
 def _counts_heads(row: DraftRow, atom: int) -> bool:
     """Return whether a factor is the outer one of an axis of attention."""
-    words = set().union(*(_words(place.tokens) for place in row.places))
     parts = [part for place in row.places for axis in place.axes for part in axis]
-    return bool(words & _HEADS) and all(
-        part[0] == atom for part in parts if atom in part
-    )
+    return counts_heads(row) and all(part[0] == atom for part in parts if atom in part)
 
 
 def _counts_layers(row: DraftRow, atom: int) -> bool:
@@ -244,7 +280,7 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
     ]
     for part in composed:
         unnamed = [atom for atom in part if atom not in names]
-        if words & _HEADS and len(unnamed) > 1:
+        if words & _HEADS and (len(unnamed) > 1 or unnamed == [*part[:1]]):
             give(unnamed[0], "h", "k")
             give(unnamed[-1], "d")
     plain = [atom for axis in source.axes for part in axis for atom in part]
@@ -280,7 +316,7 @@ def _wishes(hole: Hole, before: str) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _written(
-    row: DraftRow, names: Mapping[int, str], fixed: Iterable[int] = ()
+    row: DraftRow, names: Mapping[int, str], seen: Iterable[str] = ()
 ) -> WrittenRow:
     if row.is_rest:
         return WrittenRow(("{rest:**}",), ("{rest}",), {}, row)
@@ -299,7 +335,7 @@ def _written(
         operations["scale"] = factor.value
     for note in factor.doubts:
         row = row.marked("scale", note)
-    if fixed:
+    if seen:
         row = row.marked("sizes")
     if row.copies:
         (operations["repeat"],) = (names[atom] for atom in row.copies)
