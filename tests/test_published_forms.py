@@ -1,7 +1,12 @@
-"""Forms in which one model is published: buffers of older versions, shared names."""
+"""Forms in which one model is published: its head, its names, what older files hold.
+
+Here of tiny models of numbers alone; ``models/test_forms.py`` lets transformers write
+them.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,7 +18,7 @@ import treeadapt as ta
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.append(str(REPOSITORY / ".ci" / "oracles"))
-from common import FOLDER, weights_of  # noqa: E402
+from common import FOLDER, config_of, weights_of  # noqa: E402
 
 #: Layout, model type, and what older files also hold of its first layer.
 BUFFERS = [
@@ -24,6 +29,7 @@ BUFFERS = [
     ("flax", "bert", ["bert.embeddings.position_ids"]),
     ("flax", "albert", ["albert.embeddings.position_ids"]),
     ("keras-hub", "albert", ["albert.embeddings.position_ids"]),
+    ("flax", "bart", ["model.encoder.version", "model.decoder.version"]),
     *(
         (layout, "llama", ["model.layers.0.self_attn.rotary_emb.inv_freq"])
         for layout in ("flax", "keras-hub", "maxtext", "maxtext-unscanned", "tunix")
@@ -42,6 +48,143 @@ def test_buffers_of_older_versions_are_dropped_by_name(layout, model_type, names
     # By name, and not everything: another leaf is still an error.
     with pytest.raises(ta.MigrationError, match="surprise"):
         m(weights | {"surprise": np.ones(3)})
+
+
+# --- names ---
+
+TABLES = {
+    (folder.name, file.stem): file.read_text("utf-8")
+    for folder in (REPOSITORY / "treeadapt" / "migrations" / "tables").iterdir()
+    for file in folder.glob("*.toml")
+}
+#: Layout and model type, what a name begins with or has, and what other files write.
+SPELLINGS = [
+    *(
+        (*table, r"^model\.", "")
+        for table, text in TABLES.items()
+        if "{at=model.," in text
+    ),
+    *((*table, r"^", "transformer.") for table in TABLES if table[1] == "gpt2"),
+    *(
+        (*table, rf"^{table[1]}\.", "")
+        for table in TABLES
+        if table[1] in {"albert", "bert", "deit", "distilbert", "resnet", "vit"}
+    ),
+    *((*table, r"^", "dinov2.") for table in TABLES if table[1] == "dinov2"),
+    ("flax", "gptj", r"^transformer\.", ""),
+    ("tunix", "gemma3", r"^language_model\.model", "model.language_model"),
+    *(
+        (*table, r"Norm\.weight$", "Norm.gamma")
+        for table in TABLES
+        if table[1] == "bert"
+    ),
+    *((*table, r"Norm\.bias$", "Norm.beta") for table in TABLES if table[1] == "bert"),
+]
+
+
+@pytest.mark.parametrize(("layout", "model_type", "old", "new"), SPELLINGS)
+def test_files_of_other_spellings_give_the_same_params_and_come_back(
+    layout, model_type, old, new
+):
+    folder = FOLDER / model_type / "1"
+    weights = weights_of(folder)
+    spelt = {re.sub(old, new, name): leaf for name, leaf in weights.items()}
+    assert spelt.keys() != weights.keys()
+    m = ta.load_migration(layout, config=folder)
+    params = m(spelt)
+    assert not ta.tree_diff(params, m(weights), values=True)
+    assert not ta.tree_diff(m.inverse(params, spelt), spelt, values=True)
+    # What every file has is still missed.
+    needed = (r for r in m.rows if not (r.drops or r.notes.optional or r.notes.copy))
+    row = next(needed)
+    with pytest.raises(ta.MigrationError, match="no leaf goes to"):
+        m({name: leaf for name, leaf in spelt.items() if not row.takes(name)})
+
+
+# --- heads ---
+
+#: The head of a model of which it is no leaf, and what it is a copy of.
+ALWAYS = {
+    "albert": (
+        "predictions.decoder.weight",
+        "albert.embeddings.word_embeddings.weight",
+    ),
+    "bart": ("lm_head.weight", "model.shared.weight"),
+    "bert": (
+        "cls.predictions.decoder.weight",
+        "bert.embeddings.word_embeddings.weight",
+    ),
+    "distilbert": (
+        "vocab_projector.weight",
+        "distilbert.embeddings.word_embeddings.weight",
+    ),
+    "gpt2": ("lm_head.weight", "wte.weight"),
+    "opt": ("lm_head.weight", "model.decoder.embed_tokens.weight"),
+    "whisper": ("proj_out.weight", "model.decoder.embed_tokens.weight"),
+    "gemma3": ("lm_head.weight", "language_model.model.embed_tokens.weight"),
+    **dict.fromkeys(
+        ["gemma", "gemma2", "gemma3_text"],
+        ("lm_head.weight", "model.embed_tokens.weight"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "model_type"), [t for t in TABLES if "copy = true" in TABLES[t]]
+)
+def test_a_copy_of_the_embedding_is_compared_and_left_out(layout, model_type):
+    folder, (head, embedding) = FOLDER / model_type / "1", ALWAYS[model_type]
+    weights = weights_of(folder)
+    m = ta.load_migration(layout, config=folder)
+    params, both = m(weights), weights | {head: weights[embedding]}
+    assert not ta.tree_diff(m(both), params, values=True)
+    assert not ta.tree_diff(m.inverse(params, both), both, values=True)
+    assert head not in m.inverse(params)
+    with pytest.raises(ta.MigrationError, match="the copies are not equal"):
+        m(weights | {head: weights[embedding] + 1})
+    # What was trained is written at both places, and not what the old file has.
+    trained = m.inverse(m({**weights, embedding: weights[embedding] + 1}), both)
+    assert not ta.tree_diff(trained[head], trained[embedding], values=True)
+
+
+TIED = [t for t in TABLES if 'copy = "tie_word_embeddings"' in TABLES[t]]
+
+
+@pytest.mark.parametrize(("layout", "model_type"), TIED)
+@pytest.mark.parametrize("file_has_head", [False, True])
+@pytest.mark.parametrize("model_has_head", [False, True])
+def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(
+    layout, model_type, file_has_head, model_has_head
+):
+    folder, embedding = FOLDER / model_type / "1", "model.embed_tokens.weight"
+    config = config_of(folder) | {"tie_word_embeddings": True}
+    weights = weights_of(folder)
+    m = ta.load_migration(layout, config=config)
+    both = m(weights)
+    (place,) = {*both} - {
+        *m({k: v for k, v in weights.items() if k != "lm_head.weight"})
+    }
+    weights["lm_head.weight"] = weights[embedding]
+    target = m(weights)
+    if not file_has_head:
+        del weights["lm_head.weight"]
+    if not model_has_head:
+        del target[place]
+    params = m(weights, target)
+    assert not ta.tree_diff(params, target, values=True)
+    assert not ta.tree_diff(m.inverse(params, weights), weights, values=True)
+    if file_has_head and not model_has_head:
+        with pytest.raises(ta.MigrationError, match="the copies are not equal"):
+            m(weights | {"lm_head.weight": weights[embedding] + 1}, target)
+    if file_has_head != model_has_head:
+        untied = ta.load_migration(
+            layout, config=config | {"tie_word_embeddings": False}
+        )
+        with pytest.raises(ta.MigrationError, match="tie_word_embeddings = false"):
+            untied(weights, target)
+
+
+# --- names in the header ---
 
 
 def shared_file(tmp_path, texts):

@@ -7,7 +7,6 @@ bit for bit, and lints clean.
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -93,20 +92,3 @@ def test_the_page_lists_every_table():
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     page = (REPOSITORY / "docs" / "recipes" / "published.md").read_text("utf-8")
     assert f"\n{table}\n" in page, f"Write this into published.md:\n{table}"
-
-
-@pytest.mark.parametrize("layout", ["flax", "keras-hub"])
-@pytest.mark.parametrize(
-    ("model_type", "old", "new"),
-    [
-        ("gpt2", r"^", "transformer."),  # as GPT2LMHeadModel writes it
-        ("bert", r"LayerNorm\.weight$", "LayerNorm.gamma"),
-        ("bert", r"LayerNorm\.bias$", "LayerNorm.beta"),
-    ],
-)
-def test_files_of_other_spellings_give_the_same_params(layout, model_type, old, new):
-    weights = weights_of(tiny(model_type, 1))
-    spelt = {re.sub(old, new, name): leaf for name, leaf in weights.items()}
-    assert spelt.keys() != weights.keys()
-    m = ta.load_migration(layout, config=tiny(model_type, 1))
-    assert not ta.tree_diff(m(spelt), m(weights), values=True)

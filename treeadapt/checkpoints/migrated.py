@@ -41,7 +41,7 @@ from treeadapt.migrations.moved_array import (
     moved_arrays,
     pays,
 )
-from treeadapt.migrations.plan import MigrationPlan, selected_lines
+from treeadapt.migrations.plan import MigrationPlan, selected_lines, unstated_lines
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
@@ -222,7 +222,8 @@ def migrated(
             moving.stored(), moving.read, moving.kept, problems, groups, before=result
         )
     marks = filter(None, [unchecked_text(migration.rows)])
-    return dataclasses.replace(result, remarks=(*marks, *selected_lines(plan)))
+    remarks = (*marks, *selected_lines(plan), *unstated_lines(plan))
+    return dataclasses.replace(result, remarks=remarks)
 
 
 def asked_for(stored: Stored, migration: Migration) -> Stored:

@@ -69,6 +69,7 @@ class GroupMaker:
         is_partial: whether the result may have more than ``target`` shows.
         lengths: see ``lengths_after``; None for those of ``source``.
         left_out: gets the leaves of which the numbers in their paths are not taken.
+        typed: the row as it is in the table, without copies; None for ``row``.
         renumbered: gets for each number in a path, after what is before it, that of the
             result; None where the leaf is left out.
     """
@@ -81,6 +82,7 @@ class GroupMaker:
     problems: Problems
     is_partial: bool = False
     lengths: Mapping[str, int] | None = None
+    typed: Row | None = None
     left_out: list[str] = dataclasses.field(default_factory=list)
     renumbered: dict[tuple[str, int], int | None] = dataclasses.field(
         default_factory=dict
@@ -103,7 +105,7 @@ class GroupMaker:
         except _UnplannedError as error:
             kind, text = error.args
             paths = [match.path for match in matches]
-            self.problems.fail(kind, text, self.row, {}, paths)
+            self.problems.fail(kind, text, self.typed or self.row, {}, paths)
             return []
         groups = [*self._moved(matches, counts)]
         self._check_products(groups)
@@ -254,7 +256,7 @@ class GroupMaker:
                     f"outermost of ({' '.join(inner[name])}), may differ: write the "
                     f"size of {name} in sizes=, or those of this row next to its "
                     "target, pass a target, or write two rows",
-                    self.row,
+                    self.typed or self.row,
                     leaves=[*firsts.values()],
                 )
 
@@ -263,7 +265,10 @@ class GroupMaker:
         families: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in matches:
             template = self._named.sources[address].path
-            values: dict[str, Any] = {}
+            keys = {each.key for each in template.captures}
+            values: dict[str, Any] = {
+                key: it for key, it in captures.items() if key not in keys
+            }
             for each in template.captures:
                 values |= decompose(each.names, captures[each.key], counts)
             # ``{(b i)}`` and ``{i}`` in one path may give ``i`` two values.
@@ -273,7 +278,9 @@ class GroupMaker:
                 if each.is_number
             ):
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.fail("sizes", text, self.row, values, [path])
+                self.problems.fail(
+                    "sizes", text, self.typed or self.row, values, [path]
+                )
                 continue
             inner = self._inner(self._named.sources[address])
             index = tuple(values.pop(name) for name in inner)
@@ -288,7 +295,7 @@ class GroupMaker:
             except _UnplannedError as error:
                 kind, text = error.args
                 paths = [path for each in leaves for path in each.values()]
-                self.problems.fail(kind, text, self.row, values, paths)
+                self.problems.fail(kind, text, self.typed or self.row, values, paths)
 
     def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name.
@@ -319,7 +326,7 @@ class GroupMaker:
                     text = f"{where}: {self._open(loose, captures, sizes)}"
                     text = faults[0] if faults else text
                     paths = [each.path for each in matches]
-                    self.problems.fail("sizes", text, self.row, {}, paths)
+                    self.problems.fail("sizes", text, self.typed or self.row, {}, paths)
                     return None
             counts |= {name: sizes[name] for name in others}
             block = math.prod(sizes[name] for name in others)

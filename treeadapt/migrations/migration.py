@@ -14,6 +14,7 @@ import numpy as np
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.chain import plan_chain
+from treeadapt.migrations.copies import check_copies
 from treeadapt.migrations.files import (
     MIGRATION_FILE,
     FileTable,
@@ -31,7 +32,6 @@ from treeadapt.migrations.plan import (
     read_backwards,
 )
 from treeadapt.migrations.planning import (
-    HasPlace,
     assign,
     compare_target,
     plan_groups,
@@ -39,7 +39,14 @@ from treeadapt.migrations.planning import (
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
-from treeadapt.migrations.tables.published import Config, find, is_name, stated_sizes
+from treeadapt.migrations.spellings import HasPlace
+from treeadapt.migrations.tables.published import (
+    Config,
+    find,
+    is_name,
+    stated_flags,
+    stated_sizes,
+)
 from treeadapt.text.names import Speller, listing, natural
 from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.trees.casting import has_zero
@@ -103,6 +110,7 @@ class Migration:
         known = {name: as_size(size) for name, size in (sizes or {}).items()}
         known = {name: size for name, size in known.items() if size}
         self._rows = parse_rows(table, known)
+        check_copies(self._rows)
         self._sizes = {name: self._size(name, n) for name, n in (sizes or {}).items()}
         self._new = dict(new or {})
         for path, filling in self._new.items():
@@ -619,13 +627,39 @@ def _read(
     rows, sizes, new, keys = table
     stated = {} if config is None else stated_sizes(keys, config)
     used = {n: size for n, (size, _) in stated.items() if n not in sizes}
+    flags = (
+        {} if config is None else stated_flags(filter(None, map(_key, rows)), config)
+    )
+    known = [_with_flags(row, flags) for row in rows if flags.get(_key(row), True)]
     try:
-        migration = Migration(rows, sizes={**sizes, **used}, new=new)
+        migration = Migration(known, sizes={**sizes, **used}, new=new)
     except MigrationError as error:
         open_sizes = [n for n in keys if n not in sizes and n not in used]
         hint = f"\nPass config=, which gives {listing(open_sizes)}." * bool(open_sizes)
         raise MigrationError(f"{MIGRATION_FILE.head(path)}{error}{hint}") from None
     texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
+    texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
     return migration
+
+
+def _options(row: tuple[Any, Any]) -> Mapping[str, Any]:
+    """Return what is next to the target of a row, as it is typed."""
+    _, value = row
+    has_options = isinstance(value, tuple) and isinstance(value[-1], Mapping)
+    return value[-1] if has_options else {}
+
+
+def _key(row: tuple[Any, Any]) -> str:
+    """Return the key of a configuration that says whether a row is about a copy."""
+    key = _options(row).get("copy", "")
+    return key if isinstance(key, str) else ""
+
+
+def _with_flags(row: tuple[Any, Any], flags: Mapping[str, bool]) -> tuple[Any, Any]:
+    """Return a row that no longer asks for what a configuration states."""
+    if _key(row) not in flags:
+        return row
+    source, (target, options) = row
+    return source, (target, {**options, "copy": True})

@@ -29,7 +29,7 @@ OPERATIONS = (
     *("take", "repeat", "scale", "offset", "pad", "fill", "cast"),
     *("multiply", "add"),
 )
-NOTES = ("sizes", "checked", "optional", "check")
+NOTES = ("sizes", "checked", "optional", "copy", "check")
 
 #: Next to a list of ``take``: of how many numbers it selects some.
 OF = "of"
@@ -213,6 +213,8 @@ class Notes:
         sizes: sizes of names in this row.
         checked: names of which somebody checked that they are not swapped.
         optional: whether it may match no leaf, as of a head that some models tie.
+        copy: whether one side of it is a copy, which may be missing: of what another
+            row takes, or fills. A text is the key of a configuration that says so.
         check: what the row rests on, if nobody compared the answers: ``"names"``.
     """
 
@@ -220,9 +222,10 @@ class Notes:
     checked: tuple[str, ...] = ()
     optional: bool = False
     check: str = ""
+    copy: bool | str = False
 
     def __bool__(self) -> bool:
-        return bool(self.sizes or self.checked or self.optional or self.check)
+        return bool(self.typed())
 
     def typed(self) -> dict[str, Any]:
         """Return the notes as they are written in a table."""
@@ -230,6 +233,7 @@ class Notes:
             "sizes": dict(self.sizes),
             "checked": " ".join(self.checked),
             "optional": self.optional,
+            "copy": self.copy,
             "check": self.check,
         }
         return {name: value for name, value in every.items() if value}
@@ -276,6 +280,10 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
         refuse(
             row, "its optional is not True", "Leave it out for a row that must match"
         )
+    copy = typed.get("copy", True)
+    if copy is not True and not (isinstance(copy, str) and copy.isprintable() and copy):
+        cure = "Write True, or the key of a configuration: 'tie_word_embeddings'"
+        refuse(row, f"its copy is {copy!r:.80}", cure)
     check = typed.get("check", "names")
     is_text = isinstance(check, str) and check.strip() and check.isprintable()
     if not is_text or len(check) > _LONGEST_CHECK:
@@ -286,6 +294,7 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
         tuple(dict.fromkeys(checked.split())),
         "optional" in typed,
         check if "check" in typed else "",
+        copy if "copy" in typed else False,
     )
 
 

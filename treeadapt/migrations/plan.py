@@ -33,6 +33,7 @@ from treeadapt.trees.paths import SEPARATOR
 #: What fills leaves in an inverse that a row drops: a target, if it has them.
 DROPPED = "dropped"
 _WIDTH = 88
+_SPELLING = "another spelling, unless a target has this one"
 _NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
 
 
@@ -144,7 +145,13 @@ class MigrationPlan:
             for path in (match.path for match in matches):
                 is_spelled = place is not None and row.notes.optional
                 if is_spelled and places[path] != place and path not in self._strays:
-                    noted[path] = "another spelling, unless a target has this one"
+                    noted[path] = _SPELLING
+        for group in self.groups:
+            row, path = self.rows[group.place], group.sources[0][0]
+            captures = (row.spellings and row.sources[0].path.match(path)) or {}
+            texts = row.spellings.items()
+            if any(captures.get(name, each[0]) != each[0] for name, each in texts):
+                noted |= dict.fromkeys(group.filled, _SPELLING)
         return noted
 
     @functools.cached_property
@@ -314,7 +321,7 @@ class MigrationPlan:
         if lost:
             names = listing(fold(lost))
             lines.append(f"{plural(len(lost), 'leaf')} with no way back: {names}")
-        lines += noted_lines(self)
+        lines += (*noted_lines(self), *unstated_lines(self))
         if self.gathered:
             names = listing(fold(self.gathered))
             lines.append(f"whole sources for each part of {names}")
@@ -332,6 +339,9 @@ class MigrationPlan:
             if row.drops:
                 counts = "it matches nothing here" if place in self.idle else ""
                 yield row.both, counts, checks
+                continue
+            if row.notes.copy and not groups:
+                yield row.both, "copies alone", checks
                 continue
             sources = sum(len(paths) for group in groups for paths in group.sources)
             targets = sum(len(paths) for group in groups for paths in group.targets)
@@ -449,6 +459,20 @@ def selected_lines(plan: Any) -> Iterator[str]:
                 texts[group.row.text, selected_text(group)] = None
         for row, text in texts:
             yield f"The row {listing([row])} takes {text}; all others are left out."
+
+
+def unstated_lines(plan: Any) -> Iterator[str]:
+    """Yield which leaves of a plan are copies, though no configuration says so."""
+    for table in plan.tables:
+        for group in table.groups:
+            key, count = group.row.notes.copy, len(table.rows[group.place].targets)
+            if isinstance(key, str) and group.targets[count:]:
+                paths = itertools.chain(*group.targets[count:])
+                yield (
+                    f"{listing(paths)} becomes a copy of "
+                    f"{listing(group.source_paths)}, and no configuration says that "
+                    f"{key} is true."
+                )
 
 
 def sizes_text(group: Group) -> str:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
+from treeadapt.migrations.copies import shares_of
 from treeadapt.migrations.group import Group, Taken, shape_of
 from treeadapt.migrations.groups import GroupMaker, Specs
 from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
-from treeadapt.migrations.rows import Address, Row
+from treeadapt.migrations.rows import Row
+from treeadapt.migrations.spellings import HasPlace, spell, spelled
 from treeadapt.migrations.take import lengths_after, numbers_in
 from treeadapt.migrations.templates import Index, PathsByCapture, Template
 from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array, is_number
 from treeadapt.trees.describing import describe
-
-#: Whether the result may have something at an address, with what it captured.
-HasPlace: TypeAlias = Callable[[Address, Mapping[str, Any]], bool]
 
 
 def plan_groups(
@@ -53,12 +52,12 @@ def plan_groups(
     unused = [
         row
         for row, matches in zip(rows, by_row, strict=True)
-        if not (matches or row.drops or row.notes.optional)
+        if not (matches or row.drops or row.notes.optional or row.notes.copy)
     ]
-    if target is not None and any(row.notes.optional for row in rows):
-        by_row = _spelled(rows, by_row, has_place or _in(target), problems)
-    if target is not None and any(row.is_spare for row in rows):
-        by_row = _without_place(rows, by_row, has_place or _in(target))
+    has_room = has_place or (None if target is None else has_place_in(target))
+    by_row = spell(rows, by_row, has_room, problems)
+    if has_room and any(row.is_spare or row.notes.copy for row in rows):
+        by_row = _without_place(rows, by_row, has_room)
     sources = [one.text for row in rows for one in row.sources]
     for path, text in zip(unmatched, with_nearest(unmatched, sources), strict=True):
         problems.add("unmatched", text, leaves=[path])
@@ -72,11 +71,12 @@ def plan_groups(
     lengths = lengths_after(source) if any(row.values.take for row in rows) else {}
     renumbered: dict[tuple[str, int], tuple[Row, int | None]] = {}
     pairs: set[tuple[Row, Row]] = set()  # of rows, of which one number says enough
-    for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
+    for place, row, matches in shares_of(rows, by_row, has_room):
         if row.drops:
             dropped += [each.path for each in matches]
         elif matches:
             maker = GroupMaker(row, place, sizes, source, target, problems)
+            maker.typed = rows[place]
             maker.is_partial, maker.lengths = has_place is not None, lengths
             groups += maker.groups(matches)
             dropped += maker.left_out
@@ -120,7 +120,8 @@ def _check_numbers(
         problems.add("uneven", text, two[0])
 
 
-def _in(target: Specs) -> HasPlace:
+def has_place_in(target: Specs) -> HasPlace:
+    """Return what says whether a target has something at an address."""
     places = PathsByCapture(target)
     return lambda address, captures: places.has(address.path, captures)
 
@@ -144,6 +145,7 @@ def assign(
         for place, row in enumerate(rows)
         for number, address in enumerate(row.sources)
     ]
+    every.sort(key=lambda each: bool(rows[each[0]].notes.copy))  # what no other takes
     index = Index(template for _, _, template in every)
     unmatched = []
     for path in paths:
@@ -166,61 +168,12 @@ def assign(
     return by_row, unmatched
 
 
-def _spelled(
-    rows: Sequence[Row],
-    by_row: Sequence[Sequence[Taken]],
-    has_place: HasPlace,
-    problems: Problems,
-) -> list[list[Taken]]:
-    """Give leaves to the first optional row that makes names which a target has.
-
-    Several rows may give one leaf names that other files have for it.
-
-    Args:
-        rows: the table.
-        by_row: what each row takes.
-        has_place: of the target.
-        problems: gets rows of which leaves would be spelled in two ways.
-    """
-    every = [
-        (place, number, address.path)
-        for place, row in enumerate(rows)
-        for number, address in enumerate(row.sources if row.notes.optional else ())
-    ]
-    index = Index(template for *_, template in every)
-    spelled: list[list[Taken]] = [[] for _ in rows]
-    for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
-        firsts: dict[int, str] = {}  # of the rows that are chosen, where there are more
-        for match in matches:
-            takers = {place: match}
-            near = index.near(match.path) if row.notes.optional else ()
-            for other, number, template in map(every.__getitem__, near):
-                captures = template.match(match.path) if other > place else None
-                if captures is not None:
-                    takers.setdefault(other, Taken(number, match.path, captures))
-            fitting = (n for n, x in takers.items() if _has_all(rows[n], x, has_place))
-            chosen = next(fitting, place)
-            spelled[chosen].append(takers[chosen])
-            if len(takers) > 1:
-                firsts.setdefault(chosen, match.path)
-        if len(firsts) > 1:
-            texts = (
-                f"{listing([path])} as in {listing([rows[n].targets[0].text])}"
-                for n, path in firsts.items()
-            )
-            problems.add("mixed", " and ".join(texts), row)
-    return spelled
-
-
-def _has_all(row: Row, taken: Taken, has_place: HasPlace) -> bool:
-    """Return whether there may be something at all targets of a row."""
-    return all(has_place(each, taken.captures) for each in row.targets)
-
-
 def _without_place(
     rows: Sequence[Row], by_row: Sequence[Sequence[Taken]], has_place: HasPlace
 ) -> list[list[Taken]]:
     """Give leaves for which a target has no place to rows that drop what is spare.
+
+    Or to rows that say of which other leaf they are a copy, which has a place.
 
     Args:
         rows: the table.
@@ -229,14 +182,29 @@ def _without_place(
     """
     reassigned: list[list[Taken]] = [[] for _ in rows]
     for place, (row, matches) in enumerate(zip(rows, by_row, strict=True)):
-        spare = [n for n, other in enumerate(rows) if other.is_spare and n > place]
         for each in matches:
-            drop = next((n for n in spare if rows[n].takes(each.path)), place)
             is_kept = row.drops or any(
                 has_place(address, each.captures) for address in row.targets
             )
-            reassigned[place if is_kept else drop].append(each)
+            new = (place, each) if is_kept else _spare(rows, place, each, has_place)
+            reassigned[new[0]].append(new[1])
     return reassigned
+
+
+def _spare(
+    rows: Sequence[Row], place: int, taken: Taken, has_place: HasPlace
+) -> tuple[int, Taken]:
+    """Return the place of the row for a leaf for which the target has none."""
+    for other, row in enumerate(rows):
+        captures = row.sources[0].path.match(taken.path) if row.notes.copy else None
+        if captures is not None and other != place:
+            copy = spelled(row, Taken(0, taken.path, captures), has_place)
+            if has_place(row.targets[0], copy.captures):
+                return other, copy
+    for other, row in enumerate(rows):
+        if row.is_spare and other > place and row.takes(taken.path):
+            return other, taken
+    return place, taken
 
 
 def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:

@@ -186,14 +186,34 @@ class Row:
 
     @functools.cached_property
     def lost(self) -> list[str]:
-        """Names of captured text that some target lacks."""
+        """Names of captured text that some target lacks, and that no list spells."""
         source = self.sources[0]
-        texts = source.path.names.difference(source.numbers)
+        texts = source.path.names.difference(source.numbers, self.spellings)
         return sorted(
             name
             for name in texts
             if any(name not in each.path.names for each in self.targets)
         )
+
+    @functools.cached_property
+    def spellings(self) -> dict[str, tuple[str, ...]]:
+        """Texts of which any may be in the paths of one side, by name.
+
+        Another side does not have the name: each text is another spelling of the same.
+        """
+        if self.drops:
+            return {}
+        sides = self.sources, self.targets
+        every = [[each.path.names for each in side] for side in sides]
+        numbers = {name for side in sides for each in side for name in each.numbers}
+        return {
+            capture.key: capture.entries
+            for side, names, others in zip(sides, every, every[::-1], strict=True)
+            for capture in side[0].path.captures
+            if capture.entries
+            and capture.key not in numbers.union(*others)
+            and all(capture.key in each for each in names)
+        }
 
     @functools.cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -206,19 +226,20 @@ class Row:
             for side in (self.sources, self.targets)
         )
         pairs: Iterable[Any] = itertools.product(sources, targets)
-        if self._has_parts:
+        if self.has_parts:
             pairs = zip(sources, targets, strict=True)
         return tuple(Piece(*source, *target) for source, target in pairs)
 
     @property
-    def _has_parts(self) -> bool:
+    def has_parts(self) -> bool:
+        """Whether an address has a bracket."""
         every = (*self.sources, *self.targets)
         return any(parts_of(each.axes) > 1 for each in every)
 
     @property
     def compares(self) -> bool:
         """Whether several sources must hold equal arrays."""
-        is_copied = self.function is None and not self._has_parts
+        is_copied = self.function is None and not self.has_parts
         is_computed = self.values.multiply or self.values.add
         return len(self.sources) > 1 and is_copied and not is_computed
 
@@ -486,7 +507,7 @@ def _check_sides(row: Row) -> None:
         refuse(row.text, "its sources capture different names", "Use the same in each")
     captured = row.sources[0].path.names
     for target in row.targets:
-        for name in sorted(target.path.names - captured):
+        for name in sorted(target.path.names - captured - row.spellings.keys()):
             if not row.has_axes or name not in target.numbers:
                 problem = f"its target has {{{name}}}, which it does not capture"
                 refuse(row.text, problem, "Capture it in the source")
@@ -559,7 +580,7 @@ def _check_takes(row: Row, sizes: Mapping[str, int]) -> None:
     values, every = row.values, (*row.sources, *row.targets)
     if values.add:
         several = row.targets if values.undoes else row.sources
-        if len(several) < 2 or row._has_parts:
+        if len(several) < 2 or row.has_parts:
             problem = "it adds, and does not have several sources without brackets"
             cure = 'Write ("a : x y", "b : x y"): "c : x y"; a table before it can cut'
             refuse(row.text, problem, cure)

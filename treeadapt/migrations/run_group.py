@@ -95,11 +95,16 @@ def require_sound(group: Group, faults: Sequence[str]) -> None:
         MigrationError: something is.
     """
     if faults:
+        *_, last = group.source_paths
+        cure = (
+            f" If both are meant, the target needs a leaf for each; {listing([last])}: "
+            "None, a row above all others, drops one."
+        )
         raise MigrationError(
             f"The row {listing([group.row.text])} cannot make "
             f"{listing(group.filled, limit=2)} of "
             f"{listing(group.source_paths, limit=2)}: "
-            f"{'; '.join(faults)}."
+            f"{'; '.join(faults)}.{cure if group.row.notes.copy else ''}"
         )
 
 

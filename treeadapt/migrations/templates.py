@@ -2,10 +2,10 @@ r"""Templates of paths: names with captures, matched and filled in.
 
 Takes the text of one path of a migration and gives a ``Template``. A capture is
 ``{name}``, a part of one segment; ``{name:**}``, whole segments; ``{p=gate,up}``, one
-of these texts; ``{n+60}``, a number at least 60, or ``{n+dense}`` with a size in the
-place of 60; ``{(b i)}``, one number made of two; and, in a row that drops leaves, ``*``
-and ``**``. Which names are numbers is up to ``rows``. Matching takes time in the
-product of both lengths, whatever the texts.
+of these texts, of which one may be empty; ``{n+60}``, a number at least 60, or
+``{n+dense}`` with a size in the place of 60; ``{(b i)}``, one number made of two; and,
+in a row that drops leaves, ``*`` and ``**``. Which names are numbers is up to ``rows``.
+Matching takes time in the product of both lengths, whatever the texts.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Capture:
             return _NUMBER.pattern
         if is_settled and 0 < len(self.entries) <= _SHORT:
             return "|".join(map(re.escape, self.entries))
-        return "[^/]*?" if self.is_wild else "[^/]+?"
+        return "[^/]*?" if self.is_wild or "" in self.entries else "[^/]+?"
 
     @property
     def is_free(self) -> bool:
@@ -569,7 +569,7 @@ def _capture(
     if match["listed"]:
         texts = _ENTRY.findall(f"{match['entries']},")
         entries = tuple(re.sub(r"\\(.)", r"\1", text) for text in texts)
-        if len({*entries}) < len(entries) or not all(entries):
+        if len({*entries}) < len(entries) or not any(entries):
             problem = f"the texts of {match[0]} are empty or not unique"
             malformed(row, column, problem, "Write each once")
         return Capture(match["listed"], (match["listed"],), entries=entries)

@@ -19,13 +19,15 @@ import jax
 
 from treeadapt.errors import MigrationError
 from treeadapt.layers.region import Along, Region, read_key
+from treeadapt.migrations.copies import Share, shares_of
 from treeadapt.migrations.group import Group, Taken
 from treeadapt.migrations.groups import GroupMaker
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.planning import assign
+from treeadapt.migrations.planning import assign, has_place_in
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.running import CUT_OFF, run
+from treeadapt.migrations.spellings import spell
 from treeadapt.migrations.take import lengths_after
 from treeadapt.state.matching import by_node
 from treeadapt.state.state_slices import StateLeaf, cut_leaf
@@ -113,8 +115,8 @@ class SavedState:
         return dataclasses.replace(self, leaves=leaves, unmoved=self.unmoved | unmoved)
 
 
-#: How a row takes leaves of a copy, and where these are.
-_Leaves: TypeAlias = Sequence[tuple[Taken, Slot]]
+#: By place of the row and path of the parameter, how it takes that, and where it is.
+_Leaves: TypeAlias = dict[tuple[int, str], tuple[Taken, list[Slot]]]
 
 
 def move_copies(
@@ -197,13 +199,13 @@ class _Mover:
         joint = {slot.node for slot in slots if self._is_joint(slot)}
         joint.difference_update(owners.values())
         result = SavedState({}, prefixes=self.prefixes, fields=by_node(slots))
-        parts: dict[tuple[str, str, int], list[tuple[Taken, Slot]]] = {}
+        copies: dict[tuple[str, str], _Leaves] = {}
         for slot in slots:
             if slot.prefix is not None:
                 place, match = rows[slot.array]
                 more = "" if slot.rest == "value" else slot.rest
-                part = (slot.prefix, more, place)
-                parts.setdefault(part, []).append((match, slot))
+                leaves = copies.setdefault((slot.prefix, more), {})
+                leaves.setdefault((place, match.path), (match, []))[1].append(slot)
             elif not owners.keys().isdisjoint(above(slot.name)):
                 result.leave([slot], "no row takes it")
             elif slot.node in joint:
@@ -213,9 +215,29 @@ class _Mover:
                 result.leaves[slot.name] = leaf
         names = {slot.array for slot in slots if slot.prefix is not None}
         lengths = lengths_after(sorted(names))
-        for (prefix, more, place), leaves in parts.items():
-            self._move(result, (prefix, more), place, leaves, lengths)
+        for around, leaves in copies.items():
+            for share in self._shares(leaves, result):
+                by_path = {path: slots for (_, path), (_, slots) in leaves.items()}
+                self._move(result, around, share, by_path, lengths)
         return result
+
+    def _shares(self, leaves: _Leaves, result: SavedState) -> list[Share]:
+        """Return what each row takes of a copy, with the names that the params have.
+
+        What is there twice has moments of its own, so it is not compared.
+
+        Args:
+            leaves: of the copy.
+            result: gets what is there twice.
+        """
+        rows, by_row = self.migration.rows, [list[Taken]() for _ in self.migration.rows]
+        for (place, _), (match, slots) in leaves.items():
+            if rows[place].notes.copy:
+                result.leave(slots, "the params of today have it once")
+            else:
+                by_row[place].append(match)
+        has_place = has_place_in(self.params)
+        return shares_of(rows, spell(rows, by_row, has_place, Problems()), has_place)
 
     def _is_joint(self, slot: Slot) -> bool:
         """Return whether all params may be joined in a leaf, without names."""
@@ -242,6 +264,7 @@ class _Mover:
             for path in (array, *above(array))
         )
         by_row, _ = assign(rows, [*tails], Problems())
+        has_place = has_place_in(self.params)
         owners = {
             match.path: (place, match)
             for place, matches in enumerate(by_row)
@@ -257,7 +280,7 @@ class _Mover:
                 or any(key.startswith("(") for key in captures)
             ):
                 return True  # the names are known after the sizes
-            return any(x.path.fill(captures, {}) in self.params for x in row.targets)
+            return any(has_place(target, captures) for target in row.targets)
 
         has_boxes = not any(last(path) == "value" for path in self.params)
         homes = {}
@@ -273,8 +296,8 @@ class _Mover:
         self,
         result: SavedState,
         around: tuple[str, str],
-        place: int,
-        part: _Leaves,
+        share: Share,
+        slots_by_path: Mapping[str, Sequence[Slot]],
         lengths: Mapping[str, int],
     ) -> None:
         """Move the leaves of a copy that one row takes.
@@ -282,21 +305,23 @@ class _Mover:
         Args:
             result: gets what became of them.
             around: what their names have before and after the path of a parameter.
-            place: that of the row in the table.
-            part: how the row takes each leaf, and where that is.
+            share: the row, and how it takes each leaf.
+            slots_by_path: where the leaves of each parameter are.
             lengths: see ``lengths_after``, of the params in all copies.
         """
         field = self.fields[field_of(around[0])]
-        row = _row_for_field(self.migration.rows[place], field, around[1])
+        row = _row_for_field(share.row, field, around[1])
         if isinstance(row, str):
-            return result.leave([slot for _, slot in part], row)
+            slots_of_row = (slots_by_path[match.path] for match in share.matches)
+            return result.leave(itertools.chain(*slots_of_row), row)
         slots: dict[str, list[Slot]] = {}
         slices = []
-        for match, slot in part:
-            if row.moves and slot.region and slot.region.along:
-                slices.append(slot)
-            else:
-                slots.setdefault(match.path, []).append(slot)
+        for path in (match.path for match in share.matches):
+            for slot in slots_by_path[path]:
+                if row.moves and slot.region and slot.region.along:
+                    slices.append(slot)
+                else:
+                    slots.setdefault(path, []).append(slot)
         result.leave(slices, "it holds only some layers, and its row has axes")
         rank = field.rank or 0 if row.moves else 0
         specs = {path: self.saved[first.name] for path, (first, *_) in slots.items()}
@@ -304,10 +329,10 @@ class _Mover:
             if is_array(array):
                 specs[path] = jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
         problems, sizes = Problems(), self.migration.sizes
-        maker = GroupMaker(row, place, sizes, specs, self.params, problems)
+        maker = GroupMaker(row, share.place, sizes, specs, self.params, problems)
         maker.is_partial, maker.lengths = self.is_partial, lengths
-        matches = {match.path: match for match, _ in part if match.path in slots}
-        for group in [] if row.drops else maker.groups([*matches.values()]):
+        matches = [match for match in share.matches if match.path in slots]
+        for group in [] if row.drops else maker.groups(matches):
             sources = [slot for path in group.source_paths for slot in slots.pop(path)]
             moved = self._moved(around, group, sources, rank)
             if isinstance(moved, str):

@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
@@ -176,6 +176,22 @@ def stated_sizes(
             sizes[name] = whole // math.prod(others), key
             break
     return sizes
+
+
+def stated_flags(keys: Iterable[str], config: Config) -> dict[str, bool]:
+    """Return what a configuration says is true or false, by key.
+
+    Args:
+        keys: with dots between those of nested ones.
+        config: the configuration.
+
+    Raises:
+        MigrationError: it cannot be read.
+    """
+    names = [*dict.fromkeys(keys)]
+    fields = _read(config)[1] if names else {}
+    flags = {name: _value(fields, name) for name in names}
+    return {name: flag for name, flag in flags.items() if isinstance(flag, bool)}
 
 
 def _value(fields: Any, key: str) -> Any:
