@@ -392,6 +392,42 @@ def test_no_row_takes_a_leaf_without_a_partner():
     assert not any(row.takes("norm_extra.w") for row in draft.migration.rows)
 
 
+def counted_parameters(power: int) -> tuple[Leaves, Leaves]:
+    """Parameters of a list, whose names are numbers, and what they become."""
+    shapes = [(6,)] * 4 + [(11, 6)] + [(6, 9)] * 2 + [(9, 6)] * 4
+    source = float32({f"t{n}": np.zeros(shape) for n, shape in enumerate(shapes)})
+    target = {"emb": source["t4"]}
+    for n in (0, 1):
+        both = np.stack([source[f"t{n + 7}"].T, source[f"t{n + 9}"].T], 1)
+        target |= {
+            f"layers/{n}/a": source[f"t{n}"],
+            f"layers/{n}/b": source[f"t{n + 2}"],
+        }
+        target |= {f"layers/{n}/down": source[f"t{n + 5}"].T}
+        target |= {f"layers/{n}/both": both**power}
+    return source, target
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_arrays_whose_names_are_only_numbers_have_the_rows_that_numbers_prove(is_back):
+    pair = counted_parameters(1)[:: -1 if is_back else 1]
+    draft = ta.draft_migration(*pair)
+    assert not draft.missing
+    assert not draft.unexpected
+    moves_alike(draft.migration, *pair)
+
+
+def test_a_number_that_would_match_too_much_becomes_a_list():
+    source, target = counted_parameters(3)  # `both` has no row, so these are left
+    draft = ta.draft_migration(source, target)
+    assert draft.unexpected == ("t7", "t8", "t9", "t10")
+    assert not draft.doubtful
+    rows = [(row.text, row.targets[0].text) for row in draft.migration.rows]
+    assert ("t{n=5,6} : o i", "layers/{n=0,1}/down : i o") in rows
+    for path in draft.unexpected:
+        assert not any(row.takes(path) for row in draft.migration.rows)
+
+
 def test_equal_arrays_of_the_source_are_marked():
     wide = float32(abstract({"w": np.zeros((11, 5))}))["w"]
     source = {"a.w": wide, "b.w": wide.copy()}

@@ -95,7 +95,7 @@ def finished(
     )
     united = [_bare(row, source, target) for row in live]
     texts, of_rows = written(_in_order(united), stated)
-    texts = rows_apart(texts, [*source.leaves])
+    texts = rows_apart(texts, [*source.leaves], [*target.leaves])
     texts, of_rows = with_first_layers(texts, of_rows, stated)
     texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
     zeros = _zeros(evidence, {path for row in united for path in row.target_paths})

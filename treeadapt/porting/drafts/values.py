@@ -27,6 +27,7 @@ from treeadapt.porting.drafts.rows import (
     DraftRow,
     Hole,
     Tokens,
+    is_count,
     template_of,
     tokens_of,
     windowed,
@@ -310,7 +311,7 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
         )
         shapes.setdefault(key, []).append(component)
     if len(shapes) == 1:
-        return []
+        return _rows_of_components(pool, counts)
     parts = (
         _Pool(part, counts).rows() or _rows_with_a_name(part, counts)
         for part in shapes.values()
@@ -318,11 +319,24 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
     return [row for part in parts for row in part or ()]
 
 
+def _rows_of_components(pool: Components, counts: Counts) -> list[DraftRow]:
+    """Return one row for each component, in which numbers are names; none if not all.
+
+    As of parameters that are only counted: `t7` and `t9` are one array, as `t8` and
+    `t10` are another one.
+    """
+    if not 1 < len(pool) <= _MOST_NAMES:
+        return []
+    every = [_rows_with_a_name([component], counts) or [] for component in pool]
+    return [row for rows in every for row in rows] if all(every) else []
+
+
 def _rows_with_a_name(pool: Components, counts: Counts) -> list[DraftRow] | None:
     """Return the rows if one number of a path is a part of its name, as in ``w0``.
 
-    So are those of arrays that follow each other and differ in size, and of ties. What
-    follows each other and has one size is a stack in another order: no row says that.
+    So are those of arrays that follow each other and differ in size, of ties, and of
+    some that are a stack in the order of their numbers. What is a stack in another
+    order has no row.
     """
     for side in (0, 1):
         values: dict[tuple[Pattern, int], set[int]] = {}
@@ -339,7 +353,19 @@ def _rows_with_a_name(pool: Components, counts: Counts) -> list[DraftRow] | None
             are_copies = all(len(r.places) > 2 and not r.has_bracket for r in rows)
             if rows and (are_copies or len(shapes[template]) > 1):
                 return rows
+            if rows and all(map(_is_ascending, rows)):
+                note = "these numbers were seen at this size alone"
+                return [row.marked("sizes", note) for row in rows]
     return None
+
+
+def _is_ascending(row: DraftRow) -> bool:
+    """Return whether a row has one list, of numbers in their order."""
+    tokens = [token for place in row.places for token in place.tokens]
+    lists = [token.texts for token in tokens if isinstance(token, Hole) and token.texts]
+    if len(lists) != 1 or not all(map(is_count, lists[0])):
+        return False
+    return [*lists[0]] == sorted(lists[0], key=int)
 
 
 def _named(leaf: NumberedLeaf, template: Pattern, place: int) -> NumberedLeaf:

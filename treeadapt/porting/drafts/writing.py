@@ -165,7 +165,12 @@ def with_first_layers(
 
     As of the dense layers before the others, whose count no shape shows.
     """
-    counts = {n for each in rows for n in _first_counts(each.row, rows)}
+    counts = {
+        count
+        for each in rows
+        for count in _first_counts(each.row, rows)
+        if any(f"+{count}}}" in text for text in each.sources)
+    }
     if len(counts) != 1:
         return [*rows], of_rows
     (count,) = counts
