@@ -185,7 +185,7 @@ class Migration:
             )
         return size
 
-    def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
+    def __call__(self, tree: Any = None, target: Any = None) -> dict[str, Any]:
         """Return the leaves under their new names, with their new axes.
 
         Arrays of NumPy stay with NumPy, and may share memory with ``tree``: a row
@@ -451,7 +451,7 @@ class MigrationChain(Migration):
         """The tables, in order."""
         return self._tables
 
-    def __call__(self, tree: Any, target: Any = None) -> dict[str, Any]:
+    def __call__(self, tree: Any = None, target: Any = None) -> dict[str, Any]:
         """Return the leaves as the last table makes them; see ``Migration``."""
         leaves = _flat(tree)
         likes = None if target is None else _flat(target)
@@ -501,6 +501,11 @@ class MigrationChain(Migration):
 
 def _flat(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by path; the name of a file is not one."""
+    if tree is None:
+        raise MigrationError(
+            "Expected a tree of arrays. An inverse is a migration like any other: "
+            "m.inverse, without (), and m.inverse(tree) to move a tree back."
+        )
     if isinstance(tree, str | os.PathLike):
         raise MigrationError(
             f"Expected a tree of arrays, got {describe(tree)}. Of a checkpoint, "

@@ -13,7 +13,13 @@ from typing import Any
 from treeadapt.migrations.copies import shares_of
 from treeadapt.migrations.group import Group, Taken, shape_of
 from treeadapt.migrations.groups import GroupMaker, Specs
-from treeadapt.migrations.problems import Problems, advice, near_paths, with_nearest
+from treeadapt.migrations.problems import (
+    Problems,
+    advice,
+    colon_advice,
+    near_paths,
+    with_nearest,
+)
 from treeadapt.migrations.rows import Row
 from treeadapt.migrations.spellings import HasPlace, spell, spelled
 from treeadapt.migrations.take import lengths_after, numbers_in
@@ -66,6 +72,7 @@ def plan_groups(
     texts = near_paths(unused, [*source], static)
     for row, text in zip(unused, texts, strict=True):
         problems.add("unused", text, row)
+    problems.advice += colon_advice(unused)
     groups: list[Group] = []
     dropped: list[str] = []
     lengths = lengths_after(source) if any(row.values.take for row in rows) else {}

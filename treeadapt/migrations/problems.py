@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from treeadapt.errors import MigrationError, MigrationProblem
-from treeadapt.migrations.rows import Row
+from treeadapt.migrations.rows import Row, spaced
 from treeadapt.migrations.templates import PathsByCapture
 from treeadapt.text.names import SHOWN, Speller, fold, listing, plural, section
 
@@ -230,6 +230,15 @@ def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
             "is below it, or write {t:**}/ in front of both paths of each row. The "
             "state of an optimizer is moved by carry_state."
         )
+
+
+def colon_advice(unused: Iterable[Row]) -> Iterator[str]:
+    """Write how rows are meant that lack a space at the colon before their axes."""
+    for row in unused:
+        meant = [spaced(one.text) for one in (*row.sources, *row.targets)]
+        if any(meant):
+            names = listing(filter(None, meant))
+            yield f"The colon before axes has spaces; if these are axes, write {names}."
 
 
 def nearest(speller: Speller, name: str, others: Sequence[str], what: str) -> str:

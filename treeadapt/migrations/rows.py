@@ -43,6 +43,8 @@ SPLIT = " : "
 MAX_CHARACTERS = 4_096
 
 _ESCAPE_OR_SPLIT = re.compile(rf"\\.|(?={SPLIT})", re.DOTALL)
+# A path, and axes after a colon without a space on one of its sides.
+_TIGHT = re.compile(r"(.*[^\s:{])\s*:\s*([a-z(\[][\w()\[\] ]*)")
 
 #: Next to what a row drops, in the inverse of a table that fills it by a pattern.
 _UNDO_NEW = {"undo": "new"}
@@ -450,6 +452,17 @@ def _address(text: str, sizes: Mapping[str, int], *, wild: bool) -> Address:
     return Address(text, path, axes, bool(splits))
 
 
+def spaced(text: str) -> str:
+    """Write an address whose colon lacks a space as it is meant, or "".
+
+    Example:
+        >>> spaced("{l}/w:i o"), spaced("w: (h d) e"), spaced("kernel:0")
+        ('{l}/w : i o', 'w : (h d) e', '')
+    """
+    match = None if SPLIT in text else _TIGHT.fullmatch(text)
+    return f"{match[1]}{SPLIT}{match[2].strip()}" if match else ""
+
+
 def _understood(row: Row) -> Row:
     """Return the row with the kinds of its captures decided."""
     sides = row.sources, row.targets
@@ -493,7 +506,11 @@ def _check_sides(row: Row) -> None:
     every = (*row.sources, *row.targets)
     if len({each.has_axes for each in every}) > 1 and not row.drops:
         problem = "some of its addresses have axes and some have not"
-        refuse(row.text, problem, "Write the axes of each, or of none")
+        meant = next(filter(None, (spaced(one.text) for one in every)), "")
+        cure = "Write the axes of each, or of none"
+        refuse(
+            row.text, problem, f"Put spaces around ':', {meant!r}" if meant else cure
+        )
     if row.function is not None:
         numbers = [name for each in every for name in each.numbers]
         if row.has_axes or numbers:

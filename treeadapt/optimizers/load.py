@@ -120,6 +120,8 @@ def load_optimizer(
     faults = [*file.findings]
     if not file.tables and not faults:
         cure = 'write [optimizers.train] with type = "adamw", for the label train'
+        if file.rules is not None and {*file.rules.values} == {FROZEN}:
+            cure = 'and every rule says "frozen", so nothing would train'
         faults.append(Fault(("optimizers",), f"there are none; {cure}"))
     for name, place in file.lacking.items():
         text = f"nobody gives {name!r}; pass {name}=, or write it in [given]"
@@ -259,6 +261,8 @@ def _misfits(
         if label not in (*names, FROZEN):
             near = Speller().best(label, names)
             cure = f"did you mean {near!r}?" if near else "add a rule, or remove it"
+            if {*names} == {FROZEN}:
+                cure = 'all of them say "frozen", so nothing trains'
             yield Fault(("optimizers", label), f"no rule gives this label; {cure}")
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from treeadapt.errors import RulesError, SelectorError, TreeAdaptError
 from treeadapt.text.names import listing, shorten
@@ -43,6 +44,34 @@ def check_counts(expect: Any, labels: Sequence[Any]) -> None:
             )
 
 
+def turned_table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return rules with patterns for labels and labels for patterns, if all are texts.
+
+    Example:
+        >>> turned_table([("frozen", ["encoder", "wte"]), ("train", "**")])
+        {'encoder': 'frozen', 'wte': 'frozen', '**': 'train'}
+        >>> turned_table([("encoder", 0.1)])
+        {}
+    """
+    table: dict[str, Any] = {}
+    may_be_axes = False
+    for key, value in pairs:
+        is_list = isinstance(value, list | tuple | PartitionSpec)
+        texts = list(value) if is_list else [value]
+        if not isinstance(key, str) or not all(isinstance(x, str) for x in texts):
+            return {}
+        may_be_axes |= isinstance(value, PartitionSpec)  # as a file's lists are read
+        table |= dict.fromkeys(texts, key)
+    is_sure = "frozen" in table.values() or not all(map(str.isidentifier, table))
+    return table if is_sure or not may_be_axes else {}
+
+
+def turned_text(table: Mapping[str, Any]) -> str:
+    """Say that rules are the other way round, and write them as they are meant."""
+    rows = listing((f"{k!r}: {v!r}" for k, v in table.items()), limit=4, write=str)
+    return f"These rules are the wrong way round. The pattern comes first: {{{rows}}}."
+
+
 def argument_text(value: Any) -> str:
     """Write an argument; an array, and a tree of anything, by its type alone."""
     is_list = isinstance(value, list | tuple) and not hasattr(value, "_fields")
@@ -54,6 +83,13 @@ def argument_text(value: Any) -> str:
 
 def instead_text(spec: Any) -> str:
     """Say how to make a selector of what Optax, Equinox or nnx would take."""
+    is_mapping = isinstance(spec, Mapping)
+    labels: Any = (*spec.values(),) if is_mapping else getattr(spec, "values", None)
+    is_table = isinstance(labels, tuple) and len(labels) > 0  # of Rules, or for them
+    if is_table and all(isinstance(label, str) for label in labels):
+        label = "frozen" if "frozen" in labels else labels[0]
+        rules = "treeadapt.Rules(rules)" if is_mapping else "rules"
+        return f". Of rules take the leaves of one label: {rules}.where({label!r})"
     if isinstance(spec, Mapping) or _is_mask(spec):
         return (
             ". Of a tree of bools take the paths: [treeadapt.escape(path) for path, "

@@ -38,6 +38,7 @@ from treeadapt.selection.answers import (
     Split,
     require_agreement,
 )
+from treeadapt.selection.arguments import turned_table
 from treeadapt.selection.leaves import Leaves, NotKnown
 from treeadapt.selection.repairs import Names, pattern_text
 from treeadapt.selection.selectors import ListSelector, Selector, Unused
@@ -96,6 +97,11 @@ class RuleTable(Question):
         """What errors call each rule; an index of -1 reads the name of none."""
         texts = [shorten(where.typed) for where in self.selectors]
         return [*(f"rule {i}, {text}" for i, text in enumerate(texts, 1)), ""]
+
+    @property
+    def turned(self) -> dict[str, Any]:
+        """The rules with labels for patterns, if all are texts; else none."""
+        return turned_table((where.plain, value) for where, value in self.pairs)
 
     def patterns(self) -> Iterator[str]:
         """Yield every pattern; those that are a whole rule first, in their order."""
@@ -389,6 +395,7 @@ class Decision:
                 self.unmatched,
                 Names(self.view, self.is_array),
                 [where.entries for where in wheres if isinstance(where, ListSelector)],
+                rules.turned if len(owners) == len(rules.pairs) else {},
             )
             patterns = [pattern_text(entry) for _, entry in self.unused]
             patterns += [pattern_text(rules.selectors[i]) for i in self.shadowed]

@@ -6,13 +6,15 @@ See ``rules`` for what was decided, ``repairs`` for what a pattern may have mean
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treeadapt.selection.arguments import turned_text
 from treeadapt.selection.repairs import (
     Names,
     below_text,
     entry_text,
+    misses,
     tops,
     unused_lines,
 )
@@ -63,6 +65,7 @@ def unused_rules(
     unmatched_paths: Sequence[str],
     names: Names,
     lists: Sequence[Sequence[Any]],
+    turned: Mapping[str, Any],
 ) -> str:
     """Write the message for rules that match nothing, or are unreachable.
 
@@ -72,8 +75,12 @@ def unused_rules(
         unmatched_paths: of leaves that no rule matches.
         names: of the tree, for proposals.
         lists: the lists of patterns among the rules that have such entries.
+        turned: the rules the other way round, if no rule matches and all are texts.
     """
     lines = []
+    if names.matched(turned):
+        total = len(names.arrays)
+        return f"{misses(len(unused), 'rules', total)}.\n{turned_text(turned)}"
     if unused:
         named = [
             (f"{entry_text(entry)} (rule {index + 1})", entry)

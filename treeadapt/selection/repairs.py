@@ -244,12 +244,15 @@ def _advice(entry: Any, names: Names, *, lists_paths: bool) -> str:
 def _proposals(text: str, names: Names) -> dict[str, int]:
     """Find at most three globs near ``text``, with their numbers of array leaves."""
     core = text.removeprefix(REGEX_PREFIX)
+    if core.strip("^$()/") in (".*", ".+"):  # of regular expressions: everything
+        return {"**": len(names.arrays)}
     if len(text) > _MAX_TEXT or text in (REGEX_PREFIX, ""):
         return {}
     nearer: list[Iterable[str]] = [_as_globs(core, text)]
     if core == text:
         nearer += [
             _rewritten(text, names),
+            _as_class(text, names),
             _respelled(text, names),
             _synonyms(text, names),
             _with_gap(text),
@@ -360,6 +363,16 @@ def _without_root(text: str) -> Iterator[str]:
     dotted = text.replace("**", "*").replace("/", ".").partition(".")[2]
     if dotted.strip("*."):
         yield from (dotted, f"{dotted}.*")
+
+
+def _as_class(text: str, names: Names) -> Iterator[str]:
+    """Yield the pattern with ``<Name>`` for a segment that names a class."""
+    classes = {*names.class_names}
+    segments = text.split("/")
+    if not classes.isdisjoint(segments):
+        yield from _anywhere(
+            "/".join(f"<{s}>" if s in classes else s for s in segments)
+        )
 
 
 def _respelled(text: str, names: Names) -> Iterator[str]:

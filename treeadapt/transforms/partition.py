@@ -24,6 +24,7 @@ from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
 from treeadapt.selection.answers import Split
+from treeadapt.selection.arguments import turned_text
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.selection.selectors import Unused, Where, as_selector, check_choice
@@ -445,6 +446,9 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
                 f"An optimizer is in the place of a label ({name}). Give it a name: "
                 'partition({"slow": optax.adam(1e-4)}, {"encoder": "slow"}).'
             )
+    turned, known = table.turned, {*transforms, FROZEN}
+    if turned and known.issuperset(turned.values()) and known.isdisjoint(turned):
+        raise TransformError(turned_text(turned))
     if not all(isinstance(label, Hashable) for label in labels):
         raise _no_rules(rules)
     table.require_labels()

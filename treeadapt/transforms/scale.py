@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from treeadapt.errors import TransformError
+from treeadapt.errors import TransformError, TreeAdaptWarning
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.selection.whole_tree import WholeTree
@@ -18,6 +20,8 @@ from treeadapt.transforms.flat import FlatDict, no_change, require_layers
 from treeadapt.transforms.state_map import fast_params
 from treeadapt.trees.arrays import is_array
 from treeadapt.trees.describing import describe
+
+_LIKE_RATES = 0.01  # factors of layers begin below it, but end near 1
 
 
 def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
@@ -43,6 +47,10 @@ def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
             example. All name the path.
         UnmatchedPathError: a leaf that trains has no rule.
         UnusedRuleError: (by ``init``) a pattern matches no array.
+
+    Warns:
+        TreeAdaptWarning: all factors are positive and below 0.01, as if they were
+            learning rates.
 
     Example:
         >>> tx = scale_by_rules({"a": 0.5, "**": [1.0, 10.0]})
@@ -94,12 +102,28 @@ def _read_factors(rules: Any) -> Rules | BoundRules:
                 f"The factors of a rule are several ({who}), and arrays hold layers. "
                 "With stacks=, give each rule one number."
             )
+    _warn_of_rates([*table.values, table.default])
     if isinstance(rules, BoundRules):
         return rules
     return Rules(
         [(where, _as_array(value)) for where, value in table.pairs],
         **table.options | {"default": _as_array(table.default)},
     )
+
+
+def _warn_of_rates(values: Sequence[Any]) -> None:
+    """Warn if all factors are as small as learning rates, and none turns the sign."""
+    numbers = [x for x in values if isinstance(x, int | float) and x != 0]
+    if numbers and min(numbers) > 0 and max(numbers) < _LIKE_RATES:
+        warnings.warn(
+            f"The largest factor of scale_by_rules is {max(numbers):g}. Factors "
+            "multiply the updates: after optax.adam(1e-3), the factor 1e-4 trains at "
+            "1e-7. Write them relative to the optimizer's rate, such as 0.1 and 1.0; "
+            "or rates, with a minus, after a transformation without one: optax.chain("
+            'optax.scale_by_adam(), ta.scale_by_rules({"**": -1e-4})).',
+            TreeAdaptWarning,
+            stacklevel=4,
+        )
 
 
 def _as_array(value: Any) -> Any:

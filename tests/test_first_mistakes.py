@@ -1,0 +1,157 @@
+"""What people type first, from other habits: each error names what was meant."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import treeadapt as ta
+
+PARAMS = {"encoder": {"w": jnp.ones(3)}, "head": {"w": jnp.ones(3)}}
+TURNED = (
+    {"frozen": ["encoder"], "train": ["**"]},
+    {"frozen": "encoder", "train": "**"},
+    {"frozen": ("encoder",), "train": ("**",)},
+    [("frozen", "encoder"), ("train", "**")],
+    {"frozen": ["encoder"]},
+)
+OPTIMIZERS = {"train": optax.adam(1e-3)}
+MEANT = r"wrong way round\. The pattern comes first: \{'encoder': 'frozen'"
+
+
+@pytest.mark.parametrize("rules", TURNED)
+def test_labels_before_patterns_are_written_the_other_way_round(rules):
+    with pytest.raises(ta.UnusedRuleError, match=MEANT):
+        ta.param_labels(PARAMS, rules)
+    with pytest.raises(ta.TransformError, match=MEANT):
+        ta.partition(OPTIMIZERS, rules)
+
+
+def test_so_are_those_of_a_file(tmp_path):
+    file = tmp_path / "rules.toml"
+    for rules in ('frozen = ["encoder"]', 'frozen = "encoder"\ntrain = "**"'):
+        file.write_text(f"version = 1\n[rules]\n{rules}\n")
+        with pytest.raises(ta.UnusedRuleError, match=MEANT):
+            ta.param_labels(PARAMS, ta.load_rules(file))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"frozn": "train", "**": "train"},
+        {"hed": jax.P("head")},  # an axis of a mesh may have the name of a node
+        {"hed": 0.1},
+    ],
+)
+def test_other_mistakes_are_not_taken_for_it(rules):
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        ta.param_labels(PARAMS, rules)
+    assert "way round" not in str(caught.value)
+
+
+def test_a_label_that_is_the_name_of_a_node_is_a_label():
+    labels = ta.param_labels(PARAMS, {"head": "encoder", "**": "head"})
+    assert labels["head"]["w"] == "encoder"
+
+
+@pytest.mark.parametrize("made", [dict, ta.Rules])
+def test_rules_in_the_place_of_a_selector_are_asked_for_a_label(made):
+    rules = made({"encoder": "frozen", "**": "train"})
+    with pytest.raises(ta.SelectorError, match=r"\.where\('frozen'\)") as caught:
+        ta.freeze(optax.adam(1e-3), rules)
+    call = str(caught.value).rpartition(": ")[2].removesuffix(".")
+    where = eval(call, {"treeadapt": ta, "rules": rules})
+    ta.freeze(optax.adam(1e-3), where).init(PARAMS)
+
+
+@pytest.mark.parametrize("pattern", [".*", ".+", "^.*$", "(.*)"])
+def test_everything_as_a_regular_expression_is_two_stars(pattern):
+    with pytest.raises(ta.UnusedRuleError, match=r"did you mean '\*\*' \(2 leaves\)"):
+        ta.param_labels(PARAMS, {pattern: "train"})
+
+
+class Model(eqx.Module):
+    first: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+
+@pytest.mark.parametrize("pattern", ["**/LayerNorm", "LayerNorm", "**/LayerNorm/bias"])
+def test_the_name_of_a_class_is_written_as_a_class(pattern):
+    model = Model(eqx.nn.LayerNorm(3), eqx.nn.Linear(3, 3, key=jax.random.key(0)))
+    meant = pattern.replace("LayerNorm", "<LayerNorm>")
+    with pytest.raises(ta.UnusedRuleError, match="did you mean") as caught:
+        ta.param_labels(model, {pattern: "no_decay", "**": "decay"})
+    assert repr(meant) in str(caught.value)
+    ta.param_labels(model, {meant: "no_decay", "**": "decay"})
+
+
+@pytest.mark.parametrize("row", [("w:i o", "k:o i"), ("w: i o", "k :o i")])
+def test_a_colon_without_spaces_is_written_with_them(row):
+    table = ta.Migration([row])
+    with pytest.raises(ta.MigrationError, match="write 'w : i o', 'k : o i'"):
+        table({"w": jnp.ones((2, 3))})
+    with pytest.raises(ta.MigrationError, match="spaces around ':', 'k : o i'"):
+        ta.Migration({"w : i o": "k:o i"})
+
+
+def test_names_with_a_colon_are_no_axes():
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.Migration({"dense/kernel:0": "kernel"})({"w": jnp.ones((2, 3))})
+    assert "colon" not in str(caught.value)
+
+
+def test_an_inverse_that_is_called_without_a_tree_is_explained():
+    table = ta.Migration({"w : i o": "k : o i"})
+    for migration in (table, table.then(ta.Migration({"k": "b"}))):
+        with pytest.raises(ta.MigrationError, match=r"m\.inverse\(tree\)"):
+            migration.inverse()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("freeze_layers", "freeze"),
+        ("from_pretrained", "load"),
+        ("load_checkpoint", "load"),
+        ("save_pretrained", "save"),
+        ("convert", "migration=table"),
+        ("mask", "param_mask"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(name, ours):
+    with pytest.raises(AttributeError, match="Did you mean") as caught:
+        getattr(ta, name)
+    assert ours in str(caught.value)
+
+
+def test_factors_as_small_as_rates_warn():
+    with pytest.warns(ta.TreeAdaptWarning, match="largest factor") as caught:
+        ta.scale_by_rules({"encoder": 1e-5, "**": 1e-4})
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"encoder": 1e-5, "**": 1.0},
+        {"encoder": -1e-5, "**": -1e-4},
+        {"encoder": 0.0, "**": 0.0},
+        {"**": jnp.full(3, 1e-4)},
+    ],
+)
+def test_other_factors_do_not(factors):
+    ta.scale_by_rules(factors)  # a warning is an error
+
+
+@pytest.mark.parametrize("optimizers", ["", '[optimizers.train]\ntype = "adam"\n'])
+def test_a_file_that_freezes_everything_is_told_so(tmp_path, optimizers):
+    file = tmp_path / "optimizer.toml"
+    file.write_text(f'version = 1\n[rules]\n"**" = "frozen"\n{optimizers}')
+    with pytest.raises(ta.RulesFileError) as caught:
+        ta.load_optimizer(file)
+    assert '"frozen", so nothing' in str(caught.value)
+    assert "add a rule" not in str(caught.value)
+    assert "[optimizers.train] with" not in str(caught.value)
