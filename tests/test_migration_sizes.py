@@ -194,3 +194,18 @@ def test_a_cast_back_without_a_target_says_what_to_write():
     equal(m.inverse(new, {"w": np.zeros(2, np.float16)}), {"w": np.ones(2, np.float16)})
     with pytest.raises(ta.MigrationError, match=r"write \{'cast': dtype\} next to"):
         ta.Migration({"w : a": "w : a"})(new, {"w": np.zeros(2, np.float16)})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("counted", "listed"), [(1, 2), (2, 1), (3, 1), (3, 2)])
+def test_a_list_beside_leaves_that_count_otherwise(counted, listed, order):
+    """Neither a foreign error nor a leaf that is left out in silence."""
+    source = {f"a/{n}": np.full(3, n) for n in range(counted)}
+    source |= {f"b/{text}": np.ones(3) for text in "pq"[:listed]}
+    sides = ("a/{l} : i", "b/{l=p,q} : i")[::order]
+    table = ta.Migration({sides: "C : l [i i]"})
+    words = "'a/2' is number 2 of l" if counted == 3 else "without"
+    with pytest.raises(ta.MigrationError, match=words):
+        table(source)
+    both = {"a/0": np.zeros(3), "a/1": np.ones(3), "b/p": np.ones(3), "b/q": np.ones(3)}
+    assert table(both)["C"].shape == (2, 6)

@@ -310,7 +310,16 @@ class GroupMaker:
                     number = int(captures[each.key])
                     most[each.names] = max(most.get(each.names, 0), number)
         counts = dict(self.row.listed)
-        counts |= {names[0]: n + 1 for names, n in most.items() if len(names) == 1}
+        for (name, *others), number in most.items():
+            if others:
+                continue
+            listed = counts.setdefault(name, number + 1)
+            if name in self.row.listed and listed <= number:
+                paths = [m.path for m in matches if m.captures.get(name) == number]
+                text = f"{listing(paths)} is number {number} of {name}, and a list "
+                text += f"of {self.row.text!r:.200} has {listed} texts for it"
+                self.problems.fail("sizes", text, self.row, {}, paths)
+                return None
         for names, number in most.items():
             first, *others = names
             if not others:
