@@ -67,6 +67,25 @@ class Conversion:
         }
         return Side(self._side.name, specs, reading), self._made(arrays)
 
+    def dtypes(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return the leaves' own dtypes, and those that the function makes of these.
+
+        ``called`` gives float32 in the place of all floating-point numbers.
+
+        Returns:
+            Dtypes by path; None if the function does not take arrays of them.
+        """
+        before = {path: np.dtype(x.dtype) for path, x in self._side.leaves.items()}
+        arrays = {
+            path: array.astype(before[path])
+            for path, array in distinct_numbers(self._side.leaves).items()
+        }
+        try:
+            made = self._made(arrays)
+        except MigrationError:
+            return None
+        return before, {path: np.dtype(x.dtype) for path, x in made.leaves.items()}
+
     def unread(self, paths: Sequence[str]) -> list[str]:
         """Return those of some leaves that the function does not depend on."""
         first, second = (distinct_numbers(self._side.leaves, nth) for nth in (0, 1))

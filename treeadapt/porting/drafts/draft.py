@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,10 @@ from treeadapt.text.names import fold, listing, plural
 _MOST_PAIRS = 10_000  # of families that are left, beyond which none is compared
 _MOST_TRIED = 64  # pairs of families of different sizes whose numbers are compared
 _SCALED = "scales", "numbers of few bits, which scales may go with: see `multiply`"
+_HALVED = ("float64", "float32")  # by JAX, not by what the function is for
+_OTHER_DTYPES = (
+    "convert= takes float32 and not the dtypes of the source: casts are not known."
+)
 _NOTHING_COMMON = "The two sides have no numbers in common; names decide."
 
 
@@ -126,6 +131,17 @@ def draft_marked(
     unread = []
     if conversion is not None:
         unread = conversion.unread([*evidence.left(filter(_is_live, rows))[0]])
+        dtypes = conversion.dtypes()
+        notes += [] if dtypes else [_OTHER_DTYPES]
+        if dtypes and target is not None:
+            dtypes[1].update({path: x.dtype for path, x in other.leaves.items()})
+        if dtypes:
+            evidence = evidence.with_dtypes(*dtypes)
+            rows = [
+                dataclasses.replace(part, cast=()) if part.cast == _HALVED else part
+                for row in rows
+                for part in evidence.by_dtype(row)
+            ]
     return finished(evidence, rows, unread, notes, stated)
 
 

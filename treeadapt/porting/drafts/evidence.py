@@ -71,6 +71,11 @@ class Evidence:
         """Whether both sides hold arrays."""
         return self.source.arrays is not None and self.target.arrays is not None
 
+    def with_dtypes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> Evidence:
+        """Return the same numbers as those of leaves with other dtypes, by path."""
+        first = self.source.with_dtypes(old), self.target.with_dtypes(new)
+        return Evidence([first, *self.calls[1:]])
+
     def left(self, rows: Iterable[DraftRow]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the leaves of both sides that no row has."""
         olds = {path for row in rows for path in row.source_paths}
@@ -202,7 +207,7 @@ class Evidence:
         """Yield the rows that make every number of their targets, casts apart."""
         for row in rows:
             pads = self._pads(row, crops)
-            for each in self._by_dtype(row) if pads is not None else ():
+            for each in self.by_dtype(row) if pads is not None else ():
                 whole = dataclasses.replace(each, **(pads or {}), **changed)
                 if self.fits(whole) and self.gives(whole):
                     yield whole
@@ -232,7 +237,7 @@ class Evidence:
             fields[name] = every.pop()
         return None if all(fields.values()) else fields
 
-    def _by_dtype(self, row: DraftRow) -> Iterator[DraftRow]:
+    def by_dtype(self, row: DraftRow) -> Iterator[DraftRow]:
         """Divide a row by the dtypes of its leaves, and note the casts."""
         parts: dict[tuple[str, ...], list[Any]] = {}
         for pair in row.pairs:

@@ -50,6 +50,14 @@ class Side:
         assert self.arrays is not None
         return self.arrays[path]()
 
+    def with_dtypes(self, dtypes: Mapping[str, Any]) -> Side:
+        """Return the side with other dtypes of its leaves, by path."""
+        leaves = {
+            path: jax.ShapeDtypeStruct(leaf.shape, dtypes[path])
+            for path, leaf in self.leaves.items()
+        }
+        return dataclasses.replace(self, leaves=leaves)
+
 
 def read_side(
     tree: Any,
