@@ -59,7 +59,8 @@ _NAMES_IN = {
         "UnliftedMaskWarning UnmatchedPathError UnstablePathWarning "
         "UnusedAlternativeWarning UnusedRuleError"
     ),
-    "migrations.migration": "Migration load_migration",
+    "migrations.loading": "load_migration",
+    "migrations.migration": "Migration",
     "migrations.plan": "MigrationPlan",
     "optimizers.load": "load_optimizer",
     "patterns.glob": "escape",

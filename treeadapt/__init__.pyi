@@ -41,7 +41,8 @@ from treeadapt.errors import (
     UnusedAlternativeWarning,
     UnusedRuleError,
 )
-from treeadapt.migrations.migration import Migration, load_migration
+from treeadapt.migrations.loading import load_migration
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.optimizers.load import load_optimizer
 from treeadapt.patterns.glob import escape

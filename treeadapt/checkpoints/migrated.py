@@ -34,7 +34,8 @@ from treeadapt.errors import MigrationError
 from treeadapt.migrations.box_parts import whole
 from treeadapt.migrations.chain import units_of
 from treeadapt.migrations.group import Group
-from treeadapt.migrations.migration import Migration, load_migration
+from treeadapt.migrations.loading import load_migration
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.moved_array import (
     MovedArray,
     is_divisible,

@@ -16,7 +16,7 @@ from treeadapt.checkpoints.migrated import source_of
 from treeadapt.checkpoints.record import SHAPES, TREE, Stored
 from treeadapt.checkpoints.shard_index import index_that_lists
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.migration import load_migration
+from treeadapt.migrations.loading import load_migration
 from treeadapt.migrations.tables.published import CONFIG, names_for
 from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array

@@ -92,7 +92,8 @@ def _lines(
             at for at in lines if at[-2:-1] == ("rows",)
         ]  # of tables of a chain too
         for number, place in enumerate(_rows_in_file(outcome[0], file, names), 1):
-            place_of |= {} if place is None else {number: rows[place]}
+            if place is not None and place < len(rows):  # and not of another table
+                place_of[number] = rows[place]
     else:
         rules = (at for at in lines if len(at) == 2 and at[0] == "rules")
         place_of |= dict(enumerate(rules, 1))

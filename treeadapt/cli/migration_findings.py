@@ -70,6 +70,14 @@ def planned(
         rows = (g.place + 1 for g in last if lost[0] in g.filled)
         text = f"the inverse does not lead back from {listing(fold(lost))}"
         faults.append(Finding(ONE_WAY, None, text, next(rows, None)))
+    for base in plan.bases:
+        if base.stated and base.stated != base.sha256:
+            text = (
+                f"the table {base.name!r}, with which this one begins, is not the one "
+                f"of sha256 = {base.stated!r:.80}. Compare what both make, then write "
+                f"sha256 = {base.sha256!r}."
+            )
+            faults.append(Finding(CHECK, None, text))
     for number, row in enumerate(plan.rows, 1):
         if row.notes.check:
             text = (
@@ -91,6 +99,8 @@ def leads_other_way(migration: Migration, source: Any, target: Any) -> bool:
 
 def notes(plan: MigrationPlan) -> Iterator[str]:
     """Yield what shapes cannot show."""
+    for base in plan.bases:
+        yield f"it begins with {base.name!r}, whose sha256 is {base.sha256!r}"
     for place, pairs in plan.swappable.items():
         row = listing([plan.rows[place].text])
         text = f"shapes do not tell apart {pairs_text(pairs)}"

@@ -40,7 +40,8 @@ from treeadapt.errors import (
     TreeAdaptError,
 )
 from treeadapt.migrations.group import size_bytes
-from treeadapt.migrations.migration import Migration, load_migration
+from treeadapt.migrations.loading import load_migration
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.tables.published import is_name, published
 from treeadapt.reports.words import printable
 from treeadapt.selection.rules import Rules, load_rules
@@ -211,7 +212,7 @@ def read_rules_or_migration(
         raise
     if "rules" in fields:
         return load_rules(text, allow_regex=allow_regex)
-    return load_migration(text) if {"rows", "tables"} & {*fields} else None
+    return load_migration(text) if {"rows", "tables", "extends"} & {*fields} else None
 
 
 def _may_be_table(text: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from treeadapt.migrations.files import BaseTable
 from treeadapt.migrations.group import Group, size_bytes
 from treeadapt.migrations.groups import MAX_GROWTH, MAX_MORE_BYTES
 from treeadapt.migrations.moved_array import moved_arrays
@@ -240,6 +241,11 @@ class ChainPlan:
             for start, plan in self._numbered
             for place, pairs in plan.swappable.items()
         }
+
+    @property
+    def bases(self) -> tuple[BaseTable, ...]:
+        """The published tables that the rows of tables begin with."""
+        return tuple(itertools.chain(*(plan.bases for plan in self.tables)))
 
     @property
     def unread(self) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from treeadapt.errors import MigrationError
-from treeadapt.migrations.operations import NOTES, OPERATIONS
+from treeadapt.migrations.operations import COVERED, NOTES, OPERATIONS
 from treeadapt.migrations.rows import SPLIT, Row
+from treeadapt.migrations.tables.published import find, is_name
 from treeadapt.migrations.templates import Template
 from treeadapt.text.data_files import VERSION, DataFile, FileField
 from treeadapt.text.names import listing
@@ -30,14 +31,31 @@ _ROW = dict.fromkeys(("from", "to", "drop"), _TEXTS)
 _ROW |= dict.fromkeys((*OPERATIONS, "undo", *NOTES), FileField())
 #: What a published table has next to its rows: see ``tables``.
 _OF_TABLES = dict.fromkeys(("model_types", "oracle", "digests"), FileField())
+_MAPPINGS = ("sizes", "new", "config", "counts")
 _TABLE = {
     name: FileField("a table", f"[{name}] above its lines", MAX_ROWS)
-    for name in ("sizes", "new", "config")
+    for name in _MAPPINGS
 }
+_TABLE |= dict.fromkeys(("extends", "sha256"), FileField())
 _ROWS = '[[rows]] above from = "a : i o" and to = "b : o i"'
 _TABLE["rows"] = FileField("a list of tables", _ROWS, MAX_ROWS, is_required=True)
+_MORE_ROWS = FileField("a list of tables", _ROWS, MAX_ROWS)
 _CHAIN = "[[tables]] above the tables of each, and [[tables.rows]]"
 _TABLES = {"tables": FileField("a list of tables", _CHAIN, MAX_TABLES), **_OF_TABLES}
+
+
+class BaseTable(NamedTuple):
+    """The published table that a table begins with.
+
+    Attributes:
+        name: layout and model type.
+        sha256: of its file, as it is.
+        stated: the same, as the table states it; empty if it does not.
+    """
+
+    name: str
+    sha256: str
+    stated: str
 
 
 class FileTable(NamedTuple):
@@ -48,12 +66,33 @@ class FileTable(NamedTuple):
         sizes: the same.
         new: the same.
         config: under which keys of a model's configuration sizes are, by their names.
+        counts: the same of how many numbers paths have, by the paths.
+        base: the published table that it begins with; None without one.
     """
 
     rows: list[tuple[Any, Any]]
     sizes: dict[str, int]
     new: dict[str, str]
     config: dict[str, str | list[str]]
+    counts: dict[str, str | list[str]]
+    base: BaseTable | None = None
+
+    def extended(self, own: FileTable) -> FileTable:
+        """Return a table that begins with this one.
+
+        Args:
+            own: rows that come first, and what else is otherwise.
+        """
+        sizes = {n: size for n, size in self.sizes.items() if n not in own.config}
+        new = {path: how for path, how in self.new.items() if path not in own.new}
+        return FileTable(
+            [*own.rows, *map(_covered, self.rows)],
+            {**sizes, **own.sizes},
+            {**own.new, **new},
+            {**self.config, **own.config},
+            {**self.counts, **own.counts},
+            own.base or self.base,
+        )
 
 
 def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
@@ -72,18 +111,18 @@ def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
         if not documents:
             MIGRATION_FILE.refuse(path, "it has no tables", f"Write {_CHAIN}.")
         for number, each in enumerate(documents, 1):
-            MIGRATION_FILE.check(path, each, _TABLE, of=f"table {number}")
+            MIGRATION_FILE.check(path, each, _fields_of(each), of=f"table {number}")
     else:
-        MIGRATION_FILE.check(path, document, {**_TABLE, **_OF_TABLES})
+        MIGRATION_FILE.check(path, document, {**_fields_of(document), **_OF_TABLES})
     tables = [_table(path, each) for each in documents]
-    for name, each in zip(FileTable._fields, zip(*tables, strict=True), strict=True):
-        if (count := sum(map(len, each))) > MAX_ROWS:
+    for name in ("rows", *_MAPPINGS):
+        if (count := sum(len(getattr(table, name)) for table in tables)) > MAX_ROWS:
             seen = f"{name!r} has {count:,} entries"
             MIGRATION_FILE.refuse(path, seen, f"At most {MAX_ROWS:,}.")
     texts = [*itertools.chain(*(table.new for table in tables))]
-    for row in itertools.chain(*(each["rows"] for each in documents)):
-        for side in (row.get(name, []) for name in ("from", "to", "drop")):
-            texts += side if isinstance(side, list) else [side]
+    for source, value in itertools.chain(*(table.rows for table in tables)):
+        for side in (source, _split(value)[0] or ()):
+            texts += side if isinstance(side, tuple) else [side]
     total = sum(len(text) for text in texts if "{" in text or SPLIT in text)
     if total > MAX_CHARACTERS:
         seen = f"its addresses with captures or axes have {total:,} characters"
@@ -93,11 +132,51 @@ def read_tables(path: str | os.PathLike[str]) -> list[FileTable]:
 
 def _table(path: str | os.PathLike[str], document: Mapping[str, Any]) -> FileTable:
     """Return one table of a file."""
-    tables = {name: document.get(name, {}) for name in ("sizes", "new", "config")}
-    keys = dict.fromkeys(tables["config"], _TEXTS)
-    MIGRATION_FILE.check(path, tables["config"], keys, of="config")
-    pairs = [_pair(path, place, row) for place, row in enumerate(document["rows"], 1)]
-    return FileTable(pairs, **tables)
+    tables = {name: document.get(name, {}) for name in _MAPPINGS}
+    for name in ("config", "counts"):
+        keys = dict.fromkeys(tables[name], _TEXTS)
+        MIGRATION_FILE.check(path, tables[name], keys, of=name)
+    rows = document.get("rows", [])
+    pairs = [_pair(path, place, row) for place, row in enumerate(rows, 1)]
+    table = FileTable(pairs, **tables)
+    for name in ("extends", "sha256"):
+        if not isinstance(document.get(name, ""), str):
+            MIGRATION_FILE.refuse(path, f"{name!r} is not a string", "Write a text.")
+    if "extends" not in document:
+        return table
+    name = document["extends"]
+    if not is_name(name) or "/" not in name:
+        cure = "Name a published table: extends = 'tunix/qwen3'. No other file is read."
+        MIGRATION_FILE.refuse(path, f"it extends {name!r:.200}", cure)
+    published = find(name)
+    (base,) = read_tables(published.file)
+    stated = BaseTable(published.name, published.sha256, document.get("sha256", ""))
+    return base.extended(table._replace(base=stated))
+
+
+def _fields_of(document: Mapping[str, Any]) -> dict[str, FileField]:
+    """Return the fields that a table of a file may have."""
+    return {**_TABLE, "rows": _MORE_ROWS} if "extends" in document else _TABLE
+
+
+def _split(value: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return what is on the right of a row: its target, and what is next to that."""
+    if isinstance(value, tuple) and value and isinstance(value[-1], Mapping):
+        return value
+    return value, {}
+
+
+def _covered(row: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return a row that may match nothing where rows above it take its leaves."""
+    source, (target, options) = row[0], _split(row[1])
+    if target is None or "copy" in options or "optional" in options:
+        return row
+    return source, (target, {**options, "optional": COVERED})
+
+
+def options_of(row: tuple[Any, Any]) -> Mapping[str, Any]:
+    """Return what is next to the target of a row, as it is typed."""
+    return _split(row[1])[1]
 
 
 def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> None:

@@ -15,13 +15,7 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.chain import plan_chain
 from treeadapt.migrations.copies import check_copies
-from treeadapt.migrations.files import (
-    MIGRATION_FILE,
-    FileTable,
-    check_weight,
-    read_tables,
-    write_tables,
-)
+from treeadapt.migrations.files import BaseTable, write_tables
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.moments import changed_moments
 from treeadapt.migrations.operations import as_size
@@ -40,13 +34,6 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
 from treeadapt.migrations.spellings import HasPlace
-from treeadapt.migrations.tables.published import (
-    Config,
-    find,
-    is_name,
-    stated_flags,
-    stated_sizes,
-)
 from treeadapt.text.names import Speller, listing, natural
 from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.trees.casting import has_zero
@@ -121,6 +108,7 @@ class Migration:
                 )
         self._added = tuple(parse_row(path, None, known) for path in self._new)
         self.origin = ""
+        self.bases: tuple[BaseTable, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -328,6 +316,7 @@ class Migration:
             read_backwards(self._rows, self._added),
             self._sizes,
             {path: sharding_of(like) for path, like in likes.items()},
+            self.bases,
         )
         if compares and is_target:
             compare_target(plan.groups, plan.new, likes, problems)
@@ -386,6 +375,7 @@ class Migration:
         inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))
         inverse._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
         inverse._sizes, inverse.origin = dict(self._sizes), self.origin
+        inverse.bases = self.bases
         return inverse
 
     def to_toml(self) -> str:
@@ -560,111 +550,3 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
 def _in_jax(dtype: Any) -> bool:
     """Return whether arrays of JAX may have a dtype of numbers."""
     return bool(jax.dtypes.canonicalize_dtype(dtype) == dtype)
-
-
-def load_migration(
-    path: str | os.PathLike[str], *, config: Config | None = None
-) -> Migration:
-    """Read a migration from a TOML or JSON file, or one of the published tables.
-
-    ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
-    address or a list of them, and may have ``take``, ``repeat``, ``scale``, ``offset``,
-    ``pad``, ``fill``, ``cast`` and ``add``, or these in a table ``undo``, and
-    ``multiply``, ``sizes``, ``checked``, ``optional`` and ``check``; or it has
-    ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]``
-    and ``[new]`` as for ``Migration``. ``[config]`` says under which key of a
-    configuration a size is: ``h = "num_attention_heads"``, with dots for nested keys,
-    or a list of keys, of which the first counts that is there.
-
-    Args:
-        path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
-            nothing in it is imported or run. Any other text, unless it is absolute,
-            begins with a dot or has a backslash, names a published table, as
-            ``"tunix/qwen3"``, or with ``config`` its layout, ``"tunix"``.
-        config: a published model's ``config.json``, the folder that has it, or what it
-            holds: gives the model type, and sizes that neither ``[sizes]`` nor the rows
-            have. A size that it states and shapes contradict is an error.
-
-    Raises:
-        MigrationError: the file cannot be read, is malformed, or too large; there is no
-            such table; the configuration has no model type or a malformed size.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp()) / "table.toml"
-        >>> text = Migration({"layers.{l}.w : i o": "w : l o i"}).to_toml()
-        >>> _ = file.write_text(text)
-        >>> load_migration(file)
-        Migration({'layers.{l}.w : i o': 'w : l o i'})
-        >>> config = {"model_type": "qwen3", "head_dim": 64}
-        >>> table = load_migration("tunix", config=config)
-        >>> table.origin
-        "of the table 'tunix/qwen3', with d = 64 (head_dim)"
-    """
-    name = ""
-    if is_name(path):
-        name, path, *_ = find(path, config)
-    tables = [_read(path, table, name, config) for table in read_tables(path)]
-    every = [
-        each.path
-        for table in tables
-        for row in (*table._added, *table._rows)
-        for each in row.sources
-    ]
-    check_weight(path, every)
-    check_weight(
-        path, [t.path for each in tables for r in each.rows for t in r.targets]
-    )
-    return functools.reduce(Migration.then, tables)
-
-
-def _read(
-    path: str | os.PathLike[str], table: FileTable, name: str, config: Config | None
-) -> Migration:
-    """Return one table of a file.
-
-    Args:
-        path: of the file.
-        table: what the file has of it.
-        name: of a published table; empty for a file.
-        config: as for ``load_migration``.
-    """
-    rows, sizes, new, keys = table
-    stated = {} if config is None else stated_sizes(keys, config)
-    used = {n: size for n, (size, _) in stated.items() if n not in sizes}
-    flags = (
-        {} if config is None else stated_flags(filter(None, map(_key, rows)), config)
-    )
-    known = [_with_flags(row, flags) for row in rows if flags.get(_key(row), True)]
-    try:
-        migration = Migration(known, sizes={**sizes, **used}, new=new)
-    except MigrationError as error:
-        open_sizes = [n for n in keys if n not in sizes and n not in used]
-        hint = f"\nPass config=, which gives {listing(open_sizes)}." * bool(open_sizes)
-        raise MigrationError(f"{MIGRATION_FILE.head(path)}{error}{hint}") from None
-    texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
-    texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
-    of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
-    migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
-    return migration
-
-
-def _options(row: tuple[Any, Any]) -> Mapping[str, Any]:
-    """Return what is next to the target of a row, as it is typed."""
-    _, value = row
-    has_options = isinstance(value, tuple) and isinstance(value[-1], Mapping)
-    return value[-1] if has_options else {}
-
-
-def _key(row: tuple[Any, Any]) -> str:
-    """Return the key of a configuration that says whether a row is about a copy."""
-    key = _options(row).get("copy", "")
-    return key if isinstance(key, str) else ""
-
-
-def _with_flags(row: tuple[Any, Any], flags: Mapping[str, bool]) -> tuple[Any, Any]:
-    """Return a row that no longer asks for what a configuration states."""
-    if _key(row) not in flags:
-        return row
-    source, (target, options) = row
-    return source, (target, {**options, "copy": True})

@@ -31,6 +31,10 @@ OPERATIONS = (
 )
 NOTES = ("sizes", "checked", "optional", "copy", "check")
 
+#: As ``optional``: it may match nothing where rows above it take all its leaves; and
+#: read backwards, where nothing shows whether these rows make what it makes.
+COVERED, COVERS = "covered", "covers"
+
 #: Next to a list of ``take``: of how many numbers it selects some.
 OF = "of"
 _LONGEST_CHECK = 200
@@ -212,7 +216,8 @@ class Notes:
     Attributes:
         sizes: sizes of names in this row.
         checked: names of which somebody checked that they are not swapped.
-        optional: whether it may match no leaf, as of a head that some models tie.
+        optional: whether it may match no leaf, as of a head that some models tie;
+            ``COVERED`` for only where rows above it take all its leaves.
         copy: whether one side of it is a copy, which may be missing: of what another
             row takes, or fills. A text is the key of a configuration that says so.
         check: what the row rests on, if nobody compared the answers: ``"names"``.
@@ -220,12 +225,17 @@ class Notes:
 
     sizes: tuple[tuple[str, int], ...] = ()
     checked: tuple[str, ...] = ()
-    optional: bool = False
+    optional: bool | str = False
     check: str = ""
     copy: bool | str = False
 
     def __bool__(self) -> bool:
         return bool(self.typed())
+
+    def reversed(self) -> Notes:
+        """Return the notes of the row read backwards."""
+        other = {COVERED: COVERS, COVERS: COVERED}.get(str(self.optional))
+        return dataclasses.replace(self, optional=other or self.optional)
 
     def typed(self) -> dict[str, Any]:
         """Return the notes as they are written in a table."""
@@ -276,10 +286,10 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
     if not isinstance(checked, str) or ("checked" in typed and not checked.split()):
         cure = "Write names with spaces between them: {'checked': 'h w'}"
         refuse(row, f"its checked is {checked!r:.80}", cure)
-    if typed.get("optional", True) is not True:
-        refuse(
-            row, "its optional is not True", "Leave it out for a row that must match"
-        )
+    optional = typed.get("optional", True)
+    if optional is not True and optional not in (COVERED, COVERS):
+        cure = "Leave it out for a row that must match"
+        refuse(row, f"its optional is not True or {COVERED!r}", cure)
     copy = typed.get("copy", True)
     if copy is not True and not (isinstance(copy, str) and copy.isprintable() and copy):
         cure = "Write True, or the key of a configuration: 'tie_word_embeddings'"
@@ -292,7 +302,7 @@ def _notes(row: str, typed: Mapping[str, Any]) -> Notes:
     return Notes(
         tuple((str(name), as_size(size)) for name, size in sizes.items()),
         tuple(dict.fromkeys(checked.split())),
-        "optional" in typed,
+        optional if "optional" in typed else False,
         check if "check" in typed else "",
         copy if "copy" in typed else False,
     )

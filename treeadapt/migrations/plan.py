@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.migrations.axes import REST
+from treeadapt.migrations.files import BaseTable
 from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
 from treeadapt.migrations.planning import assign, plan_groups
@@ -56,6 +57,7 @@ class MigrationPlan:
             place in ``rows``; None for one that drops what is new.
         sizes: sizes that hold in the whole table.
         shardings: of leaves of the target, by path.
+        bases: the published table that the rows begin with, if there is one.
     """
 
     groups: tuple[Group, ...]
@@ -69,6 +71,7 @@ class MigrationPlan:
     backwards: tuple[tuple[int | None, Row], ...]
     sizes: Mapping[str, int]
     shardings: Mapping[str, Any]
+    bases: tuple[BaseTable, ...] = ()
 
     @property
     def tables(self) -> tuple[MigrationPlan, ...]:
@@ -143,7 +146,7 @@ class MigrationPlan:
         by_row, _ = assign([row for _, row in self.backwards], [*places], Problems())
         for (place, row), matches in zip(self.backwards, by_row, strict=True):
             for path in (match.path for match in matches):
-                is_spelled = place is not None and row.notes.optional
+                is_spelled = place is not None and row.notes.optional is True
                 if is_spelled and places[path] != place and path not in self._strays:
                     noted[path] = _SPELLING
         for group in self.groups:

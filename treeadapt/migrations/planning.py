@@ -13,6 +13,7 @@ from typing import Any
 from treeadapt.migrations.copies import shares_of
 from treeadapt.migrations.group import Group, Taken, shape_of
 from treeadapt.migrations.groups import GroupMaker, Specs
+from treeadapt.migrations.operations import COVERED
 from treeadapt.migrations.problems import (
     Problems,
     advice,
@@ -58,7 +59,7 @@ def plan_groups(
     unused = [
         row
         for row, matches in zip(rows, by_row, strict=True)
-        if not (matches or row.drops or row.notes.optional or row.notes.copy)
+        if not (matches or _may_be_idle(row, source))
     ]
     has_room = has_place or (None if target is None else has_place_in(target))
     by_row = spell(rows, by_row, has_room, problems)
@@ -98,6 +99,13 @@ def plan_groups(
                     _check_numbers(number, renumbered[number], same, pairs, problems)
     _check_clashes(groups, problems)
     return groups, dropped
+
+
+def _may_be_idle(row: Row, paths: Iterable[str]) -> bool:
+    """Return whether a row may match nothing, or leave all to rows above it."""
+    if row.notes.optional == COVERED:
+        return any(map(row.takes, paths))
+    return bool(row.drops or row.notes.optional or row.notes.copy)
 
 
 def _check_numbers(

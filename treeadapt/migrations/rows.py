@@ -298,7 +298,7 @@ class Row:
             sources=self.targets,
             targets=self.sources,
             values=values,
-            notes=self.notes,
+            notes=self.notes.reversed(),
             function=self.inverse,
             inverse=self.function,
             splits=self.joins,

@@ -36,7 +36,7 @@ def spell(
         has_place: of the target; None without one, for the first names.
         problems: gets rows of which leaves would be spelled in two ways.
     """
-    if has_place is not None and any(row.notes.optional for row in rows):
+    if has_place is not None and any(row.notes.optional is True for row in rows):
         by_row = _by_optional_rows(rows, by_row, has_place, problems)
     if not any(row.spellings for row in rows):
         return by_row
@@ -56,7 +56,8 @@ def _by_optional_rows(
     every = [
         (place, number, address.path)
         for place, row in enumerate(rows)
-        for number, address in enumerate(row.sources if row.notes.optional else ())
+        if row.notes.optional is True
+        for number, address in enumerate(row.sources)
     ]
     index = Index(template for *_, template in every)
     chosen_by_row: list[list[Taken]] = [[] for _ in rows]
@@ -64,7 +65,7 @@ def _by_optional_rows(
         firsts: dict[int, str] = {}  # of the rows that are chosen, where there are more
         for match in matches:
             takers = {place: match}
-            near = index.near(match.path) if row.notes.optional else ()
+            near = index.near(match.path) if row.notes.optional is True else ()
             for other, number, template in map(every.__getitem__, near):
                 captures = template.match(match.path) if other > place else None
                 if captures is not None:

@@ -10,6 +10,7 @@ is near it, never the nearest one. What a row means is up to ``migrations``.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import operator
 import os
@@ -45,6 +46,12 @@ class PublishedTable(NamedTuple):
     file: Any
     oracle: str
     model_types: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its file, which a table that begins with it may state."""
+        text = self.file.read_bytes().replace(b"\r\n", b"\n")
+        return hashlib.sha256(text).hexdigest()
 
 
 @functools.cache

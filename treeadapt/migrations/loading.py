@@ -1,0 +1,167 @@
+"""Loading: migrations from files and published tables, and what configurations state.
+
+Takes the name of a file, or of a published table, and what a model's ``config.json``
+says; gives a ``Migration``. See ``files`` for what a file may hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treeadapt.errors import MigrationError
+from treeadapt.migrations.files import (
+    MIGRATION_FILE,
+    FileTable,
+    check_weight,
+    options_of,
+    read_tables,
+)
+from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.rows import parse_rows
+from treeadapt.migrations.tables.published import (
+    Config,
+    find,
+    is_name,
+    stated_flags,
+    stated_sizes,
+)
+from treeadapt.text.names import listing
+
+
+def load_migration(
+    path: str | os.PathLike[str],
+    *,
+    config: Config | None = None,
+    sizes: Mapping[str, int] | None = None,
+    rows: Any = None,
+) -> Migration:
+    """Read a migration from a TOML or JSON file, or one of the published tables.
+
+    ``version = 1`` and ordered ``[[rows]]``. A row has ``from`` and ``to``, each an
+    address or a list of them, and may have ``take``, ``repeat``, ``scale``, ``offset``,
+    ``pad``, ``fill``, ``cast`` and ``add``, or these in a table ``undo``, and
+    ``multiply``, ``sizes``, ``checked``, ``optional`` and ``check``; or it has
+    ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]``
+    and ``[new]`` as for ``Migration``. ``[config]`` says under which key of a
+    configuration a size is: ``h = "num_attention_heads"``, with dots for nested keys,
+    or a list of keys, of which the first counts that is there. ``extends`` names a
+    published table: rows of the file come first, and its other entries win;
+    ``sha256`` fixes that table, as ``lint`` says.
+
+    Args:
+        path: file name, ending in ``.toml`` or ``.json``. The file is read as data:
+            nothing in it is imported or run. Any other text, unless it is absolute,
+            begins with a dot or has a backslash, names a published table, as
+            ``"tunix/qwen3"``, or with ``config`` its layout, ``"tunix"``.
+        config: a published model's ``config.json``, the folder that has it, or what it
+            holds: gives the model type, and sizes that neither ``[sizes]`` nor the rows
+            have. A size that it states and shapes contradict is an error.
+        sizes: as for ``Migration``; they win over those of the file and of ``config``.
+        rows: a table, as for ``Migration``, whose rows come before those of the file.
+            Rows of the file that they leave nothing may match nothing.
+
+    Raises:
+        MigrationError: the file cannot be read, is malformed, or too large; there is no
+            such table; the configuration has no model type or a malformed size.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "table.toml"
+        >>> text = Migration({"layers.{l}.w : i o": "w : l o i"}).to_toml()
+        >>> _ = file.write_text(text)
+        >>> load_migration(file)
+        Migration({'layers.{l}.w : i o': 'w : l o i'})
+        >>> config = {"model_type": "qwen3", "head_dim": 64}
+        >>> table = load_migration("tunix", config=config, sizes={"h": 2})
+        >>> table.origin
+        "of the table 'tunix/qwen3', with d = 64 (head_dim)"
+        >>> own = load_migration("tunix", config=config, rows={"lm_head.weight": None})
+        >>> own.rows[0].drops, len(own.rows) - len(table.rows)
+        (True, 1)
+    """
+    name = ""
+    if is_name(path):
+        name, path, *_ = find(path, config)
+    file_tables = read_tables(path)
+    if sizes is not None or rows is not None:
+        file_tables = [_with_own(path, file_tables, sizes or {}, rows)]
+    tables = [_read(path, table, name, config) for table in file_tables]
+    every = [
+        each.path
+        for table in tables
+        for row in (*table._added, *table._rows)
+        for each in row.sources
+    ]
+    check_weight(path, every)
+    check_weight(
+        path, [t.path for each in tables for r in each.rows for t in r.targets]
+    )
+    return functools.reduce(Migration.then, tables)
+
+
+def _read(
+    path: str | os.PathLike[str], table: FileTable, name: str, config: Config | None
+) -> Migration:
+    """Return one table of a file.
+
+    Args:
+        path: of the file.
+        table: what the file has of it.
+        name: of a published table; empty for a file.
+        config: as for ``load_migration``.
+    """
+    rows, sizes, new, keys, _, base = table
+    stated = {} if config is None else stated_sizes(keys, config)
+    used = {n: size for n, (size, _) in stated.items() if n not in sizes}
+    flags = (
+        {} if config is None else stated_flags(filter(None, map(_key, rows)), config)
+    )
+    known = [_with_flags(row, flags) for row in rows if flags.get(_key(row), True)]
+    try:
+        migration = Migration(known, sizes={**sizes, **used}, new=new)
+    except MigrationError as error:
+        open_sizes = [n for n in keys if n not in sizes and n not in used]
+        hint = f"\nPass config=, which gives {listing(open_sizes)}." * bool(open_sizes)
+        raise MigrationError(f"{MIGRATION_FILE.head(path)}{error}{hint}") from None
+    texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
+    texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
+    of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
+    migration.bases = (base,) if base else ()
+    migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
+    return migration
+
+
+def _with_own(
+    path: str | os.PathLike[str],
+    tables: Sequence[FileTable],
+    sizes: Mapping[str, int],
+    rows: Any,
+) -> FileTable:
+    """Return the one table of a file, with rows and sizes of the caller.
+
+    Raises:
+        MigrationError: there are several tables, or the rows are not a table.
+    """
+    if len(tables) > 1:
+        text = f"it has {len(tables)} tables, and sizes= and rows= are of one"
+        MIGRATION_FILE.refuse(path, text, "Load each by itself, and join with then().")
+    pairs = [*rows.items()] if isinstance(rows, Mapping) else rows or []
+    parse_rows(pairs, sizes)  # which says what is wrong, before it is one of many
+    return tables[0].extended(FileTable([*pairs], {**sizes}, {}, {}, {}))
+
+
+def _key(row: tuple[Any, Any]) -> str:
+    """Return the key of a configuration that says whether a row is about a copy."""
+    key = options_of(row).get("copy", "")
+    return key if isinstance(key, str) else ""
+
+
+def _with_flags(row: tuple[Any, Any], flags: Mapping[str, bool]) -> tuple[Any, Any]:
+    """Return a row that no longer asks for what a configuration states."""
+    if _key(row) not in flags:
+        return row
+    source, (target, options) = row
+    return source, (target, {**options, "copy": True})
