@@ -19,7 +19,12 @@ from jax.sharding import PartitionSpec, Sharding
 
 from treeadapt.checkpoints.leaves import as_array, on_meshes
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
-from treeadapt.checkpoints.migrated import Source, require_migration, source_of
+from treeadapt.checkpoints.migrated import (
+    Source,
+    miscounted_text,
+    require_migration,
+    source_of,
+)
 from treeadapt.checkpoints.next_call import all_shards, next_call
 from treeadapt.checkpoints.reading import read_ahead
 from treeadapt.checkpoints.record import Stored
@@ -84,12 +89,14 @@ class Wanted:
         view: of the target; None without one.
         strict: whether all that is selected must fit.
         cast: whether other dtypes fit.
+        is_whole: whether all leaves are selected, so that layers can be counted.
     """
 
     where: Any
     view: TreeView | None = None
     strict: bool = True
     cast: bool = False
+    is_whole: bool = False
 
     @functools.cached_property
     def likes(self) -> dict[str, Any] | None:
@@ -178,7 +185,12 @@ def decided(source: Source, wanted: Wanted) -> LoadReport:
         read if has_values else None,
         cast=wanted.cast,
     )
-    report = dataclasses.replace(report, origin=source.problems.origin)
+    report = dataclasses.replace(
+        report,
+        origin=source.problems.origin,
+        miscounted=source.miscounted if wanted.is_whole else (),
+        uncounted=source.uncounted,
+    )
     # Published weights have none. A file that has some of it was cut off.
     lacking = [path for path in report.missing if path in {*wanted.random}]
     is_there = any(path in leaves for path in wanted.random)
@@ -241,6 +253,20 @@ def source_that_fits(
     raise MigrationError(
         "\n".join([f"No migration of {len(migrations)} fits {stored.title}.", *lines])
     )
+
+
+def require_count(source: Source, wanted: Wanted) -> None:
+    """Raise if a configuration says that there are other layers, or warn of it.
+
+    Raises:
+        MigrationError: ``strict``, and it does.
+    """
+    if not source.miscounted or not wanted.is_whole:
+        return
+    text = miscounted_text(source)
+    if wanted.strict:
+        raise MigrationError(text)
+    warnings.warn(text, TreeAdaptWarning, stacklevel=3)
 
 
 def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:

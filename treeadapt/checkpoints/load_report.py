@@ -50,6 +50,9 @@ class LoadReport:
             numbers which its codes and scales mean.
         plain_float8: paths in the checkpoint of floats of 8 bits without scales.
         left_out: scales of a quantised cache that the target lacks.
+        miscounted: how the configuration next to it says otherwise how many layers, or
+            experts, there are; a published table knows under which keys.
+        uncounted: keys that would say so, and that no configuration has.
         random: paths of random state, such as the keys of dropout, that keep what the
             target has, because the checkpoint has none.
     """
@@ -68,11 +71,13 @@ class LoadReport:
     plain_float8: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
+    miscounted: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is missing, unexpected, misshaped or retyped."""
-        return not self._mismatch
+        """Whether nothing is missing, unexpected, misshaped, retyped or miscounted."""
+        return not (self._mismatch or self.miscounted)
 
     @property
     def _mismatch(self) -> Mismatch:
@@ -88,7 +93,8 @@ class LoadReport:
     @property
     def misfit_lines(self) -> list[str]:
         """How the two do not fit, as lines; none if they do."""
-        return [] if self.fits else self._mismatch.text("leaf", "stored is").split("\n")
+        text = self._mismatch.text("leaf", "stored is") if self._mismatch else ""
+        return [*text.splitlines(), *(f"By config.json {x}." for x in self.miscounted)]
 
     def __repr__(self) -> str:
         count = len(self.restored)
@@ -108,6 +114,9 @@ class LoadReport:
         lines += section(f"{plural(len(rows), 'number')} changed:", rows)
         if self.migration is not None:
             lines.append(f"This is by migration[{self.migration}], which alone fits.")
+        if self.uncounted:
+            names = listing(self.uncounted, write=str)
+            lines.append(f"No configuration says {names}, which is not compared.")
         if self.origin:
             lines.append(f"The rows are {self.origin}.")
         kinds = Counter(self.decoded.values())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from treeadapt.checkpoints.remote import checkpoint_path
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.box_parts import whole
 from treeadapt.migrations.chain import units_of
+from treeadapt.migrations.counts import miscounted, uncounted
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.loading import load_migration
 from treeadapt.migrations.migration import Migration
@@ -50,6 +52,7 @@ from treeadapt.migrations.tables.published import CONFIG, is_name, published
 from treeadapt.text.names import listing
 from treeadapt.trees.describing import describe
 
+_SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.[a-z]+$")  # one of several files
 _UNKNOWN = Leaf(jax.ShapeDtypeStruct((), np.bool_))
 
 
@@ -66,6 +69,8 @@ class Source:
         remarks: what a load warns of: rows that nobody compared, what is left out.
         before: what its groups take, in a chain what an earlier table makes; None for
             what is stored.
+        miscounted: how a configuration says otherwise how many layers there are.
+        uncounted: its keys that would say so, and do not.
     """
 
     stored: Stored
@@ -75,6 +80,8 @@ class Source:
     groups: Mapping[str, Group] | None = None
     remarks: tuple[str, ...] = ()
     before: Source | None = None
+    miscounted: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     @property
     def migrates(self) -> bool:
@@ -224,7 +231,23 @@ def migrated(
         )
     marks = filter(None, [unchecked_text(migration.rows)])
     remarks = (*marks, *selected_lines(plan), *unstated_lines(plan))
-    return dataclasses.replace(result, remarks=remarks)
+    is_part = problems.texts or _SHARD.search(str(stored.path))
+    return dataclasses.replace(
+        result,
+        remarks=remarks,
+        miscounted=() if is_part else tuple(miscounted(plan)),
+        uncounted=tuple(uncounted(plan)),
+    )
+
+
+def miscounted_text(source: Source) -> str:
+    """Write that there are other layers than a configuration says, and what to do."""
+    faults = "; ".join(source.miscounted)
+    return (
+        f"{source.stored.title} holds other parts of a model than its configuration "
+        f"says: {faults}. If none is missing, pass the table with what is right: "
+        "migration=ta.load_migration(name, config={**config, ...})."
+    )
 
 
 def asked_for(stored: Stored, migration: Migration) -> Stored:

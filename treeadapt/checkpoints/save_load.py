@@ -27,6 +27,7 @@ from treeadapt.checkpoints.deciding import (
     decided,
     paths_to_load,
     relevant,
+    require_count,
     require_fit,
     selected,
     source_that_fits,
@@ -293,7 +294,7 @@ def load(
         >>> load(file, migration=stack)["blocks"]["bias"].tolist()
         [[0, 0], [1, 1], [2, 2]]
     """
-    where = allowing(where, unused)
+    where, is_whole = allowing(where, unused), _selects_all(where)
     view = None if target is None else target_view(target)
     is_shared = view is not None and any(map(spans_processes, view.leaves))
     if isinstance(target, str | os.PathLike):
@@ -306,13 +307,17 @@ def load(
     ):
         if view is not None:
             stored.require_arrays()
-        wanted = Wanted(where, view, strict, cast)
+        wanted = Wanted(where, view, strict, cast, is_whole)
         source, _ = _source(path, stored, migration, wanted)
         for text in filter(None, (*source.remarks, source.stored.left_out_text)):
             warnings.warn(text, TreeAdaptWarning, stacklevel=2)
         if view is None:
+            source.problems.raise_any()
+            require_count(source, wanted)
             return _as_stored(source, where)
         report = decided(source, wanted)
+        if not report.misfits:
+            require_count(source, wanted)
         require_fit(source, report, wanted)
         return _filled(view, source, report.restored)
 
@@ -340,6 +345,10 @@ def _source(
         return source_that_fits(stored, tables, wanted)
     source = source_of(stored, tables[0], wanted.likes, cast=wanted.cast)
     return relevant(source, wanted), None
+
+
+def _selects_all(where: Any) -> bool:
+    return isinstance(where, str) and where == "**"
 
 
 def _as_stored(source: Source, where: Any) -> Any:
@@ -435,7 +444,8 @@ def compare_checkpoint(
     """
     if isinstance(target, str | os.PathLike):
         named_path(path)
-    wanted = Wanted(allowing(where, unused), target_view(target), cast=cast)
+    view, is_whole = target_view(target), _selects_all(where)
+    wanted = Wanted(allowing(where, unused), view, cast=cast, is_whole=is_whole)
     with opened(path, decode=decode, likes=wanted.likes) as stored:
         source, place = _source(path, stored, migration, wanted)
         source.problems.raise_any()
@@ -494,6 +504,7 @@ def copy(
                 likes = {**(likes or {}), **{p: np.asarray(a) for p, a in arrays_kept}}
         renamed = source_of(stored, migration, likes, cast=False)
         renamed.problems.raise_any()
+        require_count(renamed, Wanted("**", is_whole=True))
     table = dict(renamed.stored.table)
     wanted = {name: None for name, leaf in table.items() if not leaf.owner}
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.counts import Count
 from treeadapt.migrations.files import (
     MIGRATION_FILE,
     FileTable,
@@ -47,7 +48,9 @@ def load_migration(
     ``drop``, alone or with ``check``, in an inverse also ``undo = "new"``. ``[sizes]``
     and ``[new]`` as for ``Migration``. ``[config]`` says under which key of a
     configuration a size is: ``h = "num_attention_heads"``, with dots for nested keys,
-    or a list of keys, of which the first counts that is there. ``extends`` names a
+    or a list of keys, of which the first counts that is there; such a size is one in
+    the whole table. ``[counts]`` says the same of how many numbers there are in a path:
+    ``"layers.{l}.*" = "num_hidden_layers"``. ``extends`` names a
     published table: rows of the file come first, and its other entries win;
     ``sha256`` fixes that table, as ``lint`` says.
 
@@ -113,7 +116,7 @@ def _read(
         name: of a published table; empty for a file.
         config: as for ``load_migration``.
     """
-    rows, sizes, new, keys, _, base = table
+    rows, sizes, new, keys, counts, base = table
     stated = {} if config is None else stated_sizes(keys, config)
     used = {n: size for n, (size, _) in stated.items() if n not in sizes}
     flags = (
@@ -130,6 +133,9 @@ def _read(
     texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
     migration.bases = (base,) if base else ()
+    counted = {} if config is None else stated_sizes(counts, config)
+    migration.counts = tuple(Count.of(*each, counted) for each in counts.items())
+    migration.shared_sizes = frozenset(keys)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
     return migration
 

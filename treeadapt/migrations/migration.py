@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.chain import plan_chain
 from treeadapt.migrations.copies import check_copies
+from treeadapt.migrations.counts import Count
 from treeadapt.migrations.files import BaseTable, write_tables
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.moments import changed_moments
@@ -109,6 +110,8 @@ class Migration:
         self._added = tuple(parse_row(path, None, known) for path in self._new)
         self.origin = ""
         self.bases: tuple[BaseTable, ...] = ()
+        self.counts: tuple[Count, ...] = ()
+        self.shared_sizes: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -286,6 +289,8 @@ class Migration:
         groups, dropped = plan_groups(
             self._rows, self._sizes, source, likes, problems, static, has_place
         )
+        for name in sorted(self.shared_sizes.difference(self._sizes)):
+            _check_one_size(name, groups, problems)
         for group, text in changed_moments(groups, source):
             problems.add("values", text, group.row, paths=[*group.filled])
         for group in groups if has_place is None else ():
@@ -317,6 +322,7 @@ class Migration:
             self._sizes,
             {path: sharding_of(like) for path, like in likes.items()},
             self.bases,
+            self.counts,
         )
         if compares and is_target:
             compare_target(plan.groups, plan.new, likes, problems)
@@ -375,7 +381,7 @@ class Migration:
         inverse = Migration({}, new=dict.fromkeys(dropped, DROPPED))
         inverse._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
         inverse._sizes, inverse.origin = dict(self._sizes), self.origin
-        inverse.bases = self.bases
+        inverse.bases, inverse.shared_sizes = self.bases, self.shared_sizes
         return inverse
 
     def to_toml(self) -> str:
@@ -545,6 +551,25 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
         paths = listing(group.filled, limit=2)
         text = f"{paths} would be {dtype}, which needs {_X64}"
         problems.add("values", text, leaves=[*group.filled])
+
+
+def _check_one_size(name: str, groups: Iterable[Group], problems: Problems) -> None:
+    """Note a size that rows of a table solve in two ways, and that a model has once."""
+    firsts: dict[int, Group] = {}
+    for group in groups:
+        sizes = group.move.size if group.move and name not in group.row.sizes else {}
+        if name in sizes:
+            firsts.setdefault(sizes[name], group)
+    if len(firsts) > 1:
+        seen = (
+            f"{size} in {listing([next(group.source_paths)])}"
+            for size, group in [*firsts.items()][:2]
+        )
+        text = f"{name} is {' and '.join(seen)}, and a model has one {name}: pass"
+        cure = f"config=, or sizes={{{name!r}: ...}}, with what is right"
+        leaves = [next(group.source_paths) for group in firsts.values()]
+        row = [*firsts.values()][-1].row
+        problems.add("sizes", f"{text} {cure}", row, leaves=leaves)
 
 
 def _in_jax(dtype: Any) -> bool:

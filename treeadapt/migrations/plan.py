@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.migrations.axes import REST
+from treeadapt.migrations.counts import Count
 from treeadapt.migrations.files import BaseTable
 from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
@@ -58,6 +59,7 @@ class MigrationPlan:
         sizes: sizes that hold in the whole table.
         shardings: of leaves of the target, by path.
         bases: the published table that the rows begin with, if there is one.
+        counts: of layers and experts that there should be.
     """
 
     groups: tuple[Group, ...]
@@ -72,6 +74,7 @@ class MigrationPlan:
     sizes: Mapping[str, int]
     shardings: Mapping[str, Any]
     bases: tuple[BaseTable, ...] = ()
+    counts: tuple[Count, ...] = ()
 
     @property
     def tables(self) -> tuple[MigrationPlan, ...]:

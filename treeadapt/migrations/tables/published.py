@@ -158,8 +158,8 @@ def stated_sizes(
 
     Args:
         keys_by_name: of ``[config]`` in a table: for the name of a size a key, with
-            dots between those of nested ones, or ``"key / key"``, or several of these,
-            of which the first counts that is there and not null.
+            dots between those of nested ones, or ``"key / key"``, ``"key + key"``, or
+            several of these, of which the first counts that is there and not null.
         config: the configuration.
 
     Raises:
@@ -169,18 +169,20 @@ def stated_sizes(
     where, fields = _read(config) if keys_by_name else ("", {})
     for name, keys in keys_by_name.items():
         for key in [keys] if isinstance(keys, str) else keys:
-            values = [_value(fields, part) for part in key.split(" / ")]
+            sign = " + " if " + " in key else " / "
+            values = [_value(fields, part) for part in key.split(sign)]
             if None in values:
                 continue
             whole, *others = values
             are_sizes = all(type(n) is int and 0 < n < MAX_INTEGER for n in values)
-            if not are_sizes or whole % math.prod(others):
-                seen = " / ".join(f"{value!r:.80}" for value in values)
+            if not are_sizes or (sign == " / " and whole % math.prod(others)):
+                seen = sign.join(f"{value!r:.80}" for value in values)
                 raise MigrationError(
                     f"{where} has {key!r}: {seen}, which is the size {name!r} "
                     "of the table. It is an integer above 0."
                 )
-            sizes[name] = whole // math.prod(others), key
+            size = sum(values) if sign == " + " else whole // math.prod(others)
+            sizes[name] = size, key
             break
     return sizes
 

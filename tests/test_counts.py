@@ -1,0 +1,213 @@
+"""How many layers and experts ``config.json`` says that there are, and sizes once.
+
+A folder that lost a layer loads without a word where no model is given, unless what its
+configuration says is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import invoke
+
+import treeadapt as ta
+
+REPOSITORY = Path(__file__).parents[1]
+sys.path.append(str(REPOSITORY / ".ci" / "oracles"))
+from common import FOLDER, config_of, weights_of  # noqa: E402
+
+TABLES = {
+    (folder.name, file.stem): file.read_text("utf-8")
+    for folder in (REPOSITORY / "treeadapt" / "migrations" / "tables").iterdir()
+    for file in folder.glob("*.toml")
+}
+
+
+def published(tmp_path, weights, config, name="published"):
+    """A folder as transformers writes it."""
+    ta.save(tmp_path / name, weights, max_shard_bytes=1_000_000)
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return tmp_path / name
+
+
+def last_layer(weights):
+    """What the names of the last layer have: those with the largest number."""
+    numbers = [
+        int(part) for name in weights for part in name.split(".") if part.isdigit()
+    ]
+    return f".{max(numbers)}."
+
+
+@pytest.mark.parametrize(
+    ("layout", "model_type"), [table for table in TABLES if table[1] != "resnet"]
+)
+def test_every_table_knows_how_many_layers_there_should_be(layout, model_type):
+    folder = FOLDER / model_type / "1"
+    m = ta.load_migration(layout, config=folder)
+    assert m.counts
+    assert all(count.number for count in m.counts)
+    assert f"{layout}/{model_type}" in m.origin
+
+
+QWEN = FOLDER / "qwen3_moe" / "1"
+
+
+def cut(kind):
+    """Weights of a tiny model without some, and what an error says of them."""
+    weights = weights_of(QWEN)
+    at = {
+        "last layer": ".layers.1.",
+        "first layer": ".layers.0.",
+        "last expert": ".experts.4.",
+    }[kind]
+    return {name: leaf for name, leaf in weights.items() if at not in name}
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("last layer", "num_hidden_layers is 2, and the numbers in .* are 0, 1 in all"),
+        ("first layer", "num_hidden_layers is 2, and the numbers in .* are 1, 1 in"),
+        ("last expert", "num_experts is 5, and the numbers in .* are 0, 1, 2, 3, 4 in"),
+    ],
+)
+def test_a_folder_that_lost_a_part_is_an_error_or_a_warning(tmp_path, kind, told):
+    folder = published(tmp_path, cut(kind), config_of(QWEN))
+    with pytest.raises(ta.MigrationError, match=told):
+        ta.load(folder, migration="tunix")
+    with pytest.warns(ta.TreeAdaptWarning, match=told):
+        tree = ta.load(folder, migration="tunix", strict=False)
+    result = invoke("convert", folder, tmp_path / "new", "--migration", "tunix")
+    assert result.exit_code == 2
+    assert "than its configuration says" in result.output
+    # With a target that was made of it, too.
+    with pytest.raises(ta.MigrationError, match=told):
+        ta.load(folder, tree, migration="tunix")
+    report = ta.compare_checkpoint(folder, tree, migration="tunix")
+    assert not report.fits
+    assert len(report.miscounted) == 1
+    assert f"By config.json {report.miscounted[0]}." in str(report)
+
+
+def test_the_cure_of_the_message_works(tmp_path):
+    config = config_of(QWEN)
+    folder = published(tmp_path, cut("last layer"), config)
+    right = ta.load_migration("tunix", config={**config, "num_hidden_layers": 1})
+    tree = ta.load(folder, migration=right)
+    assert {*tree["layers"]} == {"0"}
+
+
+def test_a_part_of_a_folder_is_not_compared(tmp_path):
+    config = config_of(QWEN)
+    folder = published(tmp_path, cut("last layer"), config)
+    assert ta.load(folder, migration="tunix", where="embedder")
+    weights = weights_of(QWEN)
+    ta.save(tmp_path / "two", weights, max_shard_bytes=9_000)
+    (tmp_path / "two" / "config.json").write_text(json.dumps(config))
+    shard = sorted((tmp_path / "two").glob("*-of-*.safetensors"))[-1]
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(shard, migration="tunix")
+    assert "than its configuration says" not in str(caught.value)
+
+
+def test_layers_that_rows_drop_do_not_count(tmp_path):
+    folder = FOLDER / "deepseek_v3" / "1"
+    weights, config = weights_of(folder), config_of(folder)
+    last = last_layer({n: 0 for n in weights if ".experts." not in n})
+    more = f".{config['num_hidden_layers']}."
+    weights |= {n.replace(last, more): leaf for n, leaf in weights.items()}
+    whole = published(tmp_path, weights, config)
+    drop = {f"model.layers{more}*": None}
+    rows = ta.load_migration("maxtext", config=whole, rows=drop)
+    assert ta.load(whole, migration=rows)
+    first = ta.Migration({**drop, "{rest:**}": "{rest}"})
+    chain = first.then(ta.load_migration("maxtext", config=whole))
+    assert ta.load(whole, migration=chain)
+
+
+def test_without_a_configuration_nothing_is_compared_and_the_report_says_so(tmp_path):
+    weights = cut("last layer")
+    config = {k: v for k, v in config_of(QWEN).items() if k != "num_hidden_layers"}
+    folder = published(tmp_path, weights, config)
+    tree = ta.load(folder, migration="tunix")
+    report = ta.compare_checkpoint(folder, tree, migration="tunix")
+    assert report.fits
+    assert report.uncounted == ("num_hidden_layers",)
+    assert "No configuration says num_hidden_layers, which is not" in str(report)
+    (folder / "config.json").unlink()
+    report = ta.compare_checkpoint(folder, tree, migration="tunix/qwen3_moe")
+    assert report.uncounted == ("num_hidden_layers", "num_experts")
+
+
+# --- a table of one's own ---
+
+OWN = """
+version = 1
+[config]
+d = "head_dim"
+[counts]
+"{s=enc,dec}.{l}.*" = ["layers", "enc + dec"]
+[[rows]]
+from = "{s=enc,dec}.{l}.{n} : (h d)"
+to = "{s}/{l}/{n} : h d"
+"""
+
+
+def own(tmp_path, text=OWN, config=None):
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    return ta.load_migration(file, config=config)
+
+
+def test_a_count_may_be_the_sum_of_two_keys(tmp_path):
+    file = tmp_path / "model.safetensors"
+    ta.save(file, {f"enc.{n}.w": np.ones(4) for n in range(5)})
+    right = {"head_dim": 2, "enc": 3, "dec": 2}
+    assert ta.load(file, migration=own(tmp_path, config=right))
+    with pytest.raises(ta.MigrationError, match=r"enc \+ dec is 6"):
+        ta.load(file, migration=own(tmp_path, config=right | {"dec": 3}))
+    with pytest.raises(ta.MigrationError, match="layers is 4"):
+        ta.load(file, migration=own(tmp_path, config=right | {"layers": 4}))
+    with pytest.raises(ta.MigrationError, match=r"'enc \+ dec': 3 \+ 'x'"):
+        own(tmp_path, config=right | {"dec": "x"})
+
+
+@pytest.mark.parametrize(
+    "line", ['"a.b.*" = "n"', '"{a}.{b}" = "n"', '"{x:**}/w" = "n"']
+)
+def test_a_path_that_counts_nothing_is_an_error(tmp_path, line):
+    text = OWN.replace('"{s=enc,dec}.{l}.*" = ["layers", "enc + dec"]', line)
+    with pytest.raises(ta.MigrationError, match="captures"):
+        own(tmp_path, text)
+
+
+def test_a_size_of_a_configuration_is_one_in_the_whole_table(tmp_path):
+    rows = """
+[[rows]]
+from = "q : (h d) e"
+to = "q : h d e"
+sizes = { h = 3 }
+[[rows]]
+from = "k : (k d) e"
+to = "k : k d e"
+sizes = { k = 2 }
+"""
+    head = 'version = 1\n[config]\nd = "head_dim"\n'
+    two = {"q": np.ones((24, 5)), "k": np.ones((8, 5))}
+    m = own(tmp_path, head + rows)
+    with pytest.raises(ta.MigrationError) as caught:
+        m(two)
+    told = "d is 8 in 'q' and 4 in 'k', and a model has one d: pass config=, or sizes="
+    assert told in str(caught.value)
+    assert m({**two, "k": np.ones((16, 5))})["k"].shape == (2, 8, 5)
+    # As the message says, and where the table says that a row has a size of its own.
+    with pytest.raises(ta.MigrationError, match="contradict"):
+        own(tmp_path, head + rows, config={"head_dim": 8})(two)
+    text = head + rows.replace("k = 2", "k = 2, d = 4")
+    assert own(tmp_path, text)(two)["k"].shape == (2, 4, 5)
+    # Names that are not in [config] are those of their rows.
+    assert own(tmp_path, "version = 1\n" + rows)(two)["k"].shape == (2, 4, 5)
