@@ -382,6 +382,13 @@ def test_an_inverse_lends_what_either_table_dropped():
     equal(a.then(b).inverse(new), {"h.0.w": old["h.0.w"]})
 
 
+@pytest.mark.parametrize("name", ["local", "it's", "a, 'b'"])
+def test_a_fault_of_a_later_table_names_what_its_leaf_is_made_of(name):
+    m = ta.Migration({"h.w": name}).then(ta.Migration({f"{name} : (a b)": "x : a b"}))
+    with pytest.raises(ta.MigrationError, match=r"is made of 'h\.w'"):
+        m({"h.w": array(4)})
+
+
 def test_messages_speak_of_what_is_stored(tmp_path):
     ta.save(tmp_path / "x.safetensors", LAYERS)
     m = SPLIT.then(JOIN)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -34,7 +33,6 @@ Node = TypeVar("Node", bound=Hashable)
 
 #: What is wrong with a table because an earlier one is.
 _FOLLOWING = ("unused", "torn", "missing", "extra", "idle")
-_NAME = re.compile(r"'([^']*)'")
 
 
 @dataclasses.dataclass
@@ -480,8 +478,7 @@ def _joined(plan: ChainPlan, every: Sequence[Problems]) -> Problems:
                 continue
             for text, cause in causes.items():
                 note = f" (table {number} of {count}"
-                names = (name for name in _NAME.findall(text) if name in made)
-                if name := next(names, None):
+                if name := next(filter(made.__contains__, cause.leaves), None):
                     sources = listing(plan.sources_of(number - 1, [name]), limit=2)
                     note += f"; {listing([name])} is made of {sources}"
                 cause = cause._replace(is_early=number < count)
