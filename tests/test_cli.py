@@ -729,7 +729,7 @@ def test_bad_rules_are_short_errors(npz, tmp_path):
         for arguments in (("lint", npz, "--rules", bad), ("show", npz, "--rules", bad)):
             assert len(run(*arguments, code=2).splitlines()) <= 2
     regex = written(tmp_path, '"re:.*" = "a"')
-    assert "pass allow_regex=True" in run("lint", npz, "--rules", regex, code=2)
+    assert "pass --allow-regex" in run("lint", npz, "--rules", regex, code=2)
     run("lint", npz, "--rules", regex, "--allow-regex")
     run("lint", npz, "--rules", tmp_path / "none.toml", code=2)
 
@@ -966,10 +966,10 @@ def test_a_target_solves_sizes_and_fills_what_is_new(old, tmp_path):
     new = tmp_path / "new.safetensors"
     file = table(tmp_path, rows)
     text = run("convert", old, new, "--migration", file, code=2)
-    assert "write it in sizes=, or give a target" in text
+    assert "write it in [sizes], or name a target: TARGET, or --target" in text
     file = table(tmp_path, ta.Migration(rows, new={"bias": "zeros"}))
     text = run("convert", old, new, "--migration", file, code=2)
-    assert "new= fills 'bias' in the form of a target." in text
+    assert "[new] fills 'bias' in the form of a target. Name one" in text
     more = ("--migration", file, "--target", "test_cli:new_model")
     assert "Wrote 2 leaves" in run("convert", old, new, *more)
     assert ta.load(new)["bias"].tolist() == [0, 0, 0, 0]
@@ -1533,6 +1533,49 @@ def test_what_people_type_first_leads_on(npz, arguments, proposal):
 def test_a_size_has_a_unit(npz, tmp_path):
     run("convert", npz, tmp_path / "x", "--max-shard-bytes", "0.1KB")
     assert len([*(tmp_path / "x").glob("*.safetensors")]) > 1
+
+
+@pytest.mark.parametrize(
+    ("stacks", "cure"),
+    [
+        ('"blocks" = 0', 'add "blocks/rope" = false in [stacks].'),
+        ('"block" = 0', '"block" in [stacks] matches nothing'),
+        ('"blocks" = true', '"blocks" = true in [stacks]: expected an axis'),
+        ('"blocks" = true', '["blocks_{l}", 0], or false.'),
+    ],
+)
+def test_what_a_command_says_of_stacks_names_the_section(tmp_path, stacks, cure):
+    tree = {"w": np.ones((4, 3, 3)), "b": np.ones((4, 3)), "rope": np.ones(())}
+    ta.save(tmp_path / "x.safetensors", {"blocks": tree, "embed": np.ones((5, 3))})
+    table = f'[stacks]\n{stacks}\n[rules]\n"blocks/{{0..1}}" = "a"\n"**" = "b"\n'
+    file = tmp_path / "rules.toml"
+    file.write_text(f"version = 1\n{table}")
+    text = run("lint", tmp_path / "x.safetensors", "--rules", file, code=2)
+    assert cure in text
+    assert "stacks=" not in text
+
+
+def test_a_cure_names_what_the_command_takes_and_works(npz, tmp_path):
+    """Each remedy that Python and the command word differently, followed."""
+    ta.save(tmp_path / "x.safetensors", {"a": np.ones(1), "a/1/b": np.ones(1)})
+    regex = written(tmp_path, '"re:.*" = "a"\n')
+    lint = ("lint", npz, "--rules", regex)
+    for arguments, cure in (
+        (lint, "pass --allow-regex"),
+        (("show", npz, "--filter", "<Norm>"), "<Norm>"),
+        (("show", tmp_path / "x.safetensors", "--filter", "a/{-1}"), "module:function"),
+        (("diff", npz, npz, "--where", "bais"), "did you mean"),
+    ):
+        text = run(*arguments, code=2)
+        assert cure in text
+        assert not re.search(r"\w=|bind\(|ta\.|treeadapt\.", text), text
+    run(*lint, "--allow-regex")
+    with pytest.raises(ta.RulesFileError, match="pass allow_regex=True"):
+        ta.load_rules(regex)
+    by_class = written(tmp_path, '"**/<Norm>" = "a"\n"**" = "b"\n')
+    found = run("lint", npz, "--rules", by_class, code=1)
+    assert "name that as TREE" in found
+    assert "bind" not in found
 
 
 def test_every_command_shows_two_examples():

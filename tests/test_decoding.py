@@ -703,6 +703,6 @@ def test_commands_compare_and_plan_what_is_meant(tmp_path):
     )
     found = invoke("lint", folder, "--migration", table)
     assert found.exit_code == 1
-    assert "pass decode=False" in found.stdout
+    assert "pass --no-decode" in found.stdout
     draft = ta.draft_migration(folder, {"w": jax.ShapeDtypeStruct((256, 256), BF16)})
     assert "a.weight_scale_inv" not in draft.to_toml()

@@ -366,7 +366,7 @@ def test_convert_replaces_a_folder_of_shards(tmp_path):
     ta.save(tmp_path / "one.safetensors", {"a": np.ones(2)})
     ta.save(tmp_path / "two", {"b": np.ones(2)}, max_shard_bytes=8)
     options = ("convert", tmp_path / "one.safetensors", tmp_path / "two")
-    assert "Pass max_shard_bytes=" in run(*options, "--force", code=2)
+    assert "Pass --max-shard-bytes" in run(*options, "--force", code=2)
     assert "--force" in run(*options, "--max-shard-bytes", 8, code=2)
     run(*options, "--force", "--max-shard-bytes", 8)
     assert list(ta.load(tmp_path / "two")) == ["a"]

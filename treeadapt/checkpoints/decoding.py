@@ -19,7 +19,7 @@ import numpy as np
 
 from treeadapt.checkpoints.decoded_array import DecodedArray
 from treeadapt.checkpoints.errors import refuse
-from treeadapt.checkpoints.quantization_config import RAW, Stated
+from treeadapt.checkpoints.quantization_config import Stated, raw_advice
 from treeadapt.checkpoints.quantized_forms import FLOAT8, FORMS, Form, Parts
 from treeadapt.checkpoints.reading import read_ahead, read_arrays
 from treeadapt.checkpoints.record import Leaf, Stored
@@ -186,7 +186,11 @@ def _small_parts(stored: Stored, candidates: Iterable[_Candidate]) -> dict[str, 
     if sum(sizes) > MAX_SMALL_BYTES:
         largest = paths[int(np.argmax(sizes))]
         problem = f"what says shapes and orders, {listing([largest])} above all, has"
-        refuse(stored.path, f"{problem} more than {MAX_SMALL_BYTES >> 20} MiB", RAW)
+        refuse(
+            stored.path,
+            f"{problem} more than {MAX_SMALL_BYTES >> 20} MiB",
+            raw_advice(),
+        )
     read = read_ahead(stored, read_arrays(stored, dict.fromkeys(paths)))
     return {path: np.asarray(array) for path, array in read}
 
@@ -208,7 +212,7 @@ def _with_arrays(
         new = candidate.path
         if new in table or (new in stored.table and parts.get(new) != new):
             problem = f"{listing([new])} is stored twice, in codes and as it is"
-            refuse(stored.path, problem, RAW)
+            refuse(stored.path, problem, raw_advice())
         owners = frozenset(part.owner for part in candidate.leaves.values())
         spec = jax.ShapeDtypeStruct(array.shape, array.dtype)
         table[new] = Leaf(spec, key=array, owner=by_parts.get(owners, ""))
@@ -264,11 +268,12 @@ def _is_scale(stored: Stored, path: str, last: str) -> bool:
 
 def _refuse_left(stored: Stored, path: str, problem: str) -> NoReturn:
     """Raise because of a part that is left, and say where the others are."""
-    cure = RAW
+    cure = raw_advice()
     if there := _shard_of_parts(stored, path):
         part, shard = there
         problem += f": {listing([part])} is in {listing([shard])}, as the index says"
-        cure = f"Read the whole folder, {listing([str(stored.path.parent)])}. {RAW}"
+        folder = listing([str(stored.path.parent)])
+        cure = f"Read the whole folder, {folder}. {cure}"
     refuse(stored.path, f"{listing([path])} {problem}", cure)
 
 

@@ -50,6 +50,7 @@ from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
 from treeadapt.migrations.tables.published import CONFIG, is_name, published
 from treeadapt.text.names import listing
+from treeadapt.text.wording import worded
 from treeadapt.trees.describing import describe
 
 _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.[a-z]+$")  # one of several files
@@ -267,7 +268,7 @@ def part_advice(migration: Migration, stored: Stored) -> Iterator[str]:
             yield (
                 f"The row {row.text!r:.200} takes {listing([part])}, a part of the "
                 f"leaf {listing([stored.parts[part]])}, which is decoded. Name that "
-                "leaf alone, or pass decode=False."
+                f"leaf alone, or pass {worded('decode=False', '--no-decode')}."
             )
 
 

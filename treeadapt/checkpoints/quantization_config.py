@@ -16,8 +16,8 @@ from treeadapt.checkpoints.errors import refuse
 from treeadapt.checkpoints.record import DTYPES
 from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.text.names import listing
+from treeadapt.text.wording import worded
 
-RAW = "decode=False gives each leaf as it is stored."
 _MAX_BYTES = 2**24
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -97,7 +97,11 @@ class Stated:
             type(size) is int and size > 0 for size in block
         )
         if not is_sound:
-            refuse(self.path, f"its configuration has {block!r:.60} as a block", RAW)
+            refuse(
+                self.path,
+                f"its configuration has {block!r:.60} as a block",
+                raw_advice(),
+            )
         return tuple(block)
 
     def require_known(self) -> None:
@@ -121,7 +125,7 @@ class Stated:
             problem = "its weights were transformed, as transform_config says"
         else:
             return
-        refuse(self.path, problem, RAW)
+        refuse(self.path, problem, raw_advice())
 
 
 def places_in(config: Any) -> list[dict[str, Any]]:
@@ -146,12 +150,14 @@ def stated_in(path: AnyPath, config: AnyPath) -> Stated:
         return Stated(path)
     problem = f"{listing([str(config)])} next to it cannot be read"
     if config.stat().st_size > _MAX_BYTES:
-        refuse(path, f"{problem}: it is larger than {_MAX_BYTES >> 20} MiB", RAW)
+        refuse(
+            path, f"{problem}: it is larger than {_MAX_BYTES >> 20} MiB", raw_advice()
+        )
     try:
         # As transformers reads it: some configurations have an Infinity.
         fields = json.loads(config.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        refuse(path, f"{problem}: {str(error)!r:.80}", RAW)
+        refuse(path, f"{problem}: {str(error)!r:.80}", raw_advice())
     places = places_in(fields)
     stated = (place.get(key) for place in places for key in QUANTIZATION_KEYS)
     quantization = next((x for x in stated if isinstance(x, dict) and x), {})
@@ -168,3 +174,9 @@ def stated_in(path: AnyPath, config: AnyPath) -> Stated:
         if "config_groups" in quantization:
             quantization["quant_method"] = "compressed-tensors"
     return Stated(path, quantization, dtype)
+
+
+def raw_advice() -> str:
+    """Return how to read codes and scales without decoding them."""
+    option = worded("decode=False", "--no-decode")
+    return f"{option} gives each leaf as it is stored."

@@ -16,7 +16,7 @@ import numpy as np
 
 from treeadapt.checkpoints.decoded_array import Codes, DecodedArray, reshaped
 from treeadapt.checkpoints.errors import refuse
-from treeadapt.checkpoints.quantization_config import FLOATS, RAW, Stated
+from treeadapt.checkpoints.quantization_config import FLOATS, Stated, raw_advice
 from treeadapt.checkpoints.record import DTYPES, Leaf, abstract
 from treeadapt.text.data_files import parse_json
 from treeadapt.text.names import listing
@@ -100,7 +100,7 @@ class Parts:
     def refuse(self, problem: str, ending: str | None = None) -> NoReturn:
         """Raise because of a part, the codes unless it is named."""
         name = self.root + (self.form.ending if ending is None else ending)
-        refuse(self.stated.path, f"{listing([name])} {problem}", RAW)
+        refuse(self.stated.path, f"{listing([name])} {problem}", raw_advice())
 
     def contradict(self, ending: str, also: str = "") -> NoReturn:
         """Raise because the codes and another part do not fit each other."""

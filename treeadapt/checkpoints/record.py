@@ -22,6 +22,7 @@ from treeadapt.checkpoints.errors import refuse
 from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.errors import CheckpointError
 from treeadapt.text.names import fold, listing, plural
+from treeadapt.text.wording import worded
 from treeadapt.trees.describing import describe
 from treeadapt.trees.paths import unboxed
 
@@ -154,9 +155,8 @@ class Stored:
         if self.format != SHAPES:
             name, kind = listing([str(self.path)]), "schema"
             seen = f"{name} is a schema and holds no arrays. Name a checkpoint"
-        raise CheckpointError(
-            f"{seen}; load({kind}) without a target gives abstract leaves."
-        )
+        hint = f"; load({kind}) without a target gives abstract leaves"
+        raise CheckpointError(f"{seen}{worded(hint, '')}.")
 
     @property
     def decoded_lines(self) -> list[str]:

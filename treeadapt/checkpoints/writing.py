@@ -23,6 +23,7 @@ from treeadapt.checkpoints.record import Leaf, require_written
 from treeadapt.checkpoints.replacing import replaced
 from treeadapt.errors import CheckpointError
 from treeadapt.text.names import listing
+from treeadapt.text.wording import worded
 
 SHARDS = "safetensors shards"
 
@@ -132,7 +133,8 @@ def _check(path: Path, kind: str) -> None:
         cure = "Choose another name."
         if (path / safetensors_file.INDEX).is_file():
             what = "a folder of shards"
-            cure = "Pass max_shard_bytes= to replace it, or choose another name."
+            option = worded("max_shard_bytes=", "--max-shard-bytes")
+            cure = f"Pass {option} to replace it, or choose another name."
         raise CheckpointError(f"{listing([str(path)])} is {what}. {cure}")
     if kind == "safetensors":
         _require_alone(path)

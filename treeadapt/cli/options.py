@@ -20,6 +20,7 @@ from treeadapt._version import __version__
 from treeadapt.errors import TreeAdaptError
 from treeadapt.reports.words import printable
 from treeadapt.text.names import listing
+from treeadapt.text.wording import command_words
 
 PROGRAM = "treeadapt"
 ONE_WAY = "one-way"
@@ -82,12 +83,12 @@ class _ShortErrorGroup(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read the options before the command."""
-        with _short_errors():
+        with command_words(), _short_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        with _short_errors(), warnings.catch_warnings():
+        with command_words(), _short_errors(), warnings.catch_warnings():
             warnings.showwarning = show_warning
             return super().invoke(ctx)
 

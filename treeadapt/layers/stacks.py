@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from treeadapt.errors import PathCollisionError, StackError
 from treeadapt.layers.keys import MAX_LAYERS, boxes, runs_text
 from treeadapt.layers.region import Along, Region, read_key
 from treeadapt.text.names import Speller, listing, paths_text
+from treeadapt.text.wording import worded
 from treeadapt.trees.adapters.adapter import AxisNames
 from treeadapt.trees.arrays import is_array
 from treeadapt.trees.axis_names import axis_names
@@ -108,7 +110,7 @@ class Stacks:
         above = [one for one in around if one is not stack and one.axis is not None]
         if stack.axis is None and not above:
             _refuse(
-                f"stacks={{{stack.key!r}: None}} makes an exception, and there is no "
+                f"{stack_text(stack.key, None)} makes an exception, and there is no "
                 "stack above it. Remove it, or give the axis of its layers."
             )
         if above and stack.axis is not None:
@@ -292,7 +294,7 @@ class Stacks:
                 raise PathCollisionError(
                     f"Unrolled, {listing(same)} have the same path {clash!r}. Give the "
                     "stack another unrolled form: "
-                    'stacks={"blocks": ("blocks_{l}", 0)}.',
+                    f"{stack_text('blocks', ('blocks_{l}', 0))}.",
                     paths=[clash],
                 )
             plan = view.plan.remember(key, plan)
@@ -445,27 +447,49 @@ class _UnrolledPlan(Plan):
         return form.with_numbers("*" * len(form.sizes))
 
 
+def stack_text(key: str, value: Any) -> str:
+    """Write a stack as Rules take it, or for the command as a file has it.
+
+    Args:
+        key: the path of a node.
+        value: its axis, or what is in its place; ``...`` for any.
+
+    Example:
+        >>> stack_text("blocks", ("blocks_{l}", 0))
+        "stacks={'blocks': ('blocks_{l}', 0)}"
+    """
+    is_any = value is ...
+    in_python = f"stacks={{{key!r}: {'...' if is_any else repr(value)}}}"
+    in_file = json.dumps(key, ensure_ascii=False)
+    if not is_any:
+        data = False if value is None else value
+        in_file += f" = {json.dumps(data, ensure_ascii=False, default=repr)}"
+    return worded(in_python, f"{in_file} in [stacks]")
+
+
 def _read(key: Any, value: Any) -> _Stack:
     if not isinstance(key, str) or key.startswith("/") or key.endswith("/"):
-        form = "A key of stacks= is the path of a node, such as 'blocks'"
+        form = f"A key of {worded('stacks=', '[stacks]')} is the path of a node, such"
+        form += " as 'blocks'"
         _refuse(f"{form}; got {key!r}.")
     template, axis = None, value
     if isinstance(value, tuple | list) and len(value) == 2:
         template, axis = value
         if axis is None:
-            _refuse(f"stacks={{{key!r}: {value!r}}}: a stack has an axis, not None.")
+            _refuse(f"{stack_text(key, value)}: a stack has an axis, not None.")
     is_axis = isinstance(axis, int | str | None) and not isinstance(axis, bool)
     if not is_axis or axis == "" or not isinstance(template, str | None):
+        forms = worded('("blocks_{l}", 0), or None', '["blocks_{l}", 0], or false')
         _refuse(
-            f"stacks={{{key!r}: {value!r}}}: expected an axis, the name of one, a pair "
-            'of the unrolled form and the axis, ("blocks_{l}", 0), or None.'
+            f"{stack_text(key, value)}: expected an axis, the name of one, a pair of "
+            f"the unrolled form and the axis, {forms}."
         )
     if template is None:
         return _Stack(key, f"{key}/" if key else "", "", axis)
     parts = _CAPTURE.split(template)
     if len(parts) != 2 or "//" in template or template.strip("/") != template:
         _refuse(
-            f"stacks={{{key!r}: {value!r}}}: the unrolled form is a path with one "
+            f"{stack_text(key, value)}: the unrolled form is a path with one "
             "number of a layer in it, such as 'blocks_{l}' or 'blocks/{l}'."
         )
     return _Stack(key, parts[0], parts[1], axis)
@@ -478,7 +502,7 @@ def _axis_of(
     rank = len(leaf.shape)
     who = f"{listing([path])} {describe(leaf)}"
     verb = "change its entry to" if listed else "add"
-    cure = f"If it holds no layers, {verb} stacks={{{path!r}: None}}."
+    cure = f"If it holds no layers, {verb} {stack_text(path, None)}."
     if not isinstance(stack.axis, str):
         axis: int = stack.axis  # type: ignore[assignment]
         if not -rank <= axis < rank:
@@ -510,7 +534,7 @@ def _not_met(stack: _Stack, view: TreeView) -> str:
     near = near or Speller().nearest(stack.key, sorted(nodes), count=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return (
-        f"stacks={{{stack.key!r}: ...}} matches nothing: no leaf is there or below. "
+        f"{stack_text(stack.key, ...)} matches nothing: no leaf is there or below. "
         f"{paths_text(view.plan.paths)}{hint} A key is "
         "a path as stored, without numbers of layers, and not a pattern."
     )
@@ -527,11 +551,11 @@ def _fits(stack: _Stack, leaves: Sequence[_Leaf]) -> bool:
 def _two_ways(stack: _Stack, stored: _Leaf, layer: _Leaf) -> str:
     template = f"{stack.key or 'all'}_{{l}}"
     return (
-        f"stacks={{{stack.key!r}: {stack.axis!r}}} can be read in two ways: arrays "
+        f"{stack_text(stack.key, stack.axis)} can be read in two ways: arrays "
         f"such as {stored[1]!r} {describe(stored[2])} hold layers along an axis, or "
         f"{layer[1]!r} is an array of one layer, and the tree is unrolled. If they "
         "hold layers, give another unrolled form, "
-        f"stacks={{{stack.key!r}: ({template!r}, {stack.axis!r})}}; "
+        f"{stack_text(stack.key, (template, stack.axis))}; "
         "otherwise use rules without this stack."
     )
 
@@ -545,7 +569,7 @@ def _uneven(key: str, view: TreeView, leaves: Mapping[int, Sequence[int]]) -> st
         f"{path!r} {describe(view.leaves[first])} has {least}, and "
         f"{view.plan.paths[other]!r} {describe(view.leaves[other])} has {most}. "
         "Correct the axis; or, if "
-        f"one holds no layers, make an exception: stacks={{{path!r}: None}}."
+        f"one holds no layers, make an exception: {stack_text(path, None)}."
     )
 
 

@@ -27,6 +27,7 @@ from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.take import Order, lengths_after, taken_name
 from treeadapt.migrations.templates import Capture, compose, decompose
 from treeadapt.text.names import listing, natural, plural, size_text
+from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array, is_inexact_dtype
 from treeadapt.trees.casting import (
     factor_dtype,
@@ -40,6 +41,7 @@ MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 MAX_GROWTH = 32  # bytes that arrays become, for each byte of theirs
 MAX_MORE_BYTES = 2**30  # of all that arrays become beyond that
 _SHOWN = 6  # missing leaves that a message lists
+_NAME_TARGET = "name a target: TARGET, or --target"  # of the command
 
 Specs: TypeAlias = Mapping[str, Any]
 Sizes: TypeAlias = Mapping[str, int]
@@ -250,12 +252,13 @@ class GroupMaker:
                 sizes = [
                     f"{size} in {listing([path])}" for size, path in firsts.items()
                 ]
+                target = worded("pass a target", _NAME_TARGET)
                 self.problems.add(
                     "sizes",
                     f"{name} is {' and '.join(sizes[:2])}. Only {inner[name][0]}, the "
                     f"outermost of ({' '.join(inner[name])}), may differ: write the "
-                    f"size of {name} in sizes=, or those of this row next to its "
-                    "target, pass a target, or write two rows",
+                    f"size of {name} in {worded('sizes=', '[sizes]')}, or those of "
+                    f"this row next to its target, {target}, or write two rows",
                     self.typed or self.row,
                     leaves=[*firsts.values()],
                 )
@@ -395,7 +398,8 @@ class GroupMaker:
             paths = itertools.chain(*(by_index.values() for by_index in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}"
             if is_whole:
-                cure = "" if self.target else "pass a target, or "
+                cure = "" if self.target else worded("pass a target", _NAME_TARGET)
+                cure += ", or " * bool(cure)
                 text += f"; if none is missing, {cure}write two rows"
             self._fault(text, "torn")
         return self._whole(values, leaves, counts)
@@ -628,7 +632,7 @@ class GroupMaker:
             text = (
                 f"{listing([source_path])}: the size of {listing(lacking)} stays open"
             )
-            self._fault(f"{text}; write it in sizes=")
+            self._fault(f"{text}; {_write_size()}")
         values = row.values.with_sizes(sizes)
         self._check_numbers(values, dtype, source_path)
         after = self._cast_dtype(dtype, source_path, target_path)
@@ -748,11 +752,12 @@ class GroupMaker:
         """
         text = f"the size of {listing(names)} stays open"
         if self.target is None:
-            return f"{text}; write it in sizes=, or give a target"
+            target = worded("give a target", _NAME_TARGET)
+            return f"{text}; {_write_size()}, or {target}"
         paths = [path for _, path in self._firsts(values, sizes)]
         lacking = [path for path in paths if path not in self.target]
         if not lacking or self.is_partial:
-            return f"{text}, and the target does not show it; write it in sizes="
+            return f"{text}, and the target does not show it; {_write_size()}"
         self.problems.lacking += lacking
         return f"{text}: the target has no {listing(lacking)}"
 
@@ -790,3 +795,7 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
         for axis, size in zip(layout.axes, move.shape(layout), strict=True)
     )
     return jax.ShapeDtypeStruct(padded, move.dtype)
+
+
+def _write_size() -> str:
+    return f"write it in {worded('sizes=', '[sizes]')}"

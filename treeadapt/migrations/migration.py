@@ -36,6 +36,7 @@ from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
 from treeadapt.migrations.spellings import HasPlace
 from treeadapt.text.names import Speller, listing, natural
+from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.trees.casting import has_zero
 from treeadapt.trees.describing import describe
@@ -300,9 +301,10 @@ class Migration:
                     problems.add("unseen", text, group.row, paths=[path])
         needed = [path for path, filling in self._new.items() if filling != DROPPED]
         if needed and likes is None:
+            cure = worded("Pass one: the model, or its shapes", "Name one, as --target")
             raise MigrationError(
-                f"new= fills {listing(needed)} in the form of a target. Pass one: "
-                "the model, or its shapes.",
+                f"{worded('new=', '[new]')} fills {listing(needed)} in the form of a "
+                f"target. {cure}.",
                 paths=needed,
             )
         is_target, likes = likes is not None, likes or {}

@@ -24,6 +24,7 @@ from treeadapt.migrations.take import Take, parse_take
 from treeadapt.migrations.templates import NO_SIZES
 from treeadapt.text.data_files import MAX_INTEGER
 from treeadapt.text.names import Speller, listing
+from treeadapt.text.wording import worded
 
 OPERATIONS = (
     *("take", "repeat", "scale", "offset", "pad", "fill", "cast"),
@@ -337,7 +338,8 @@ def _values(row: str, typed: Mapping[Any, Any], sizes: Mapping[str, int]) -> Val
     pad_of = _named_widths(pad)
     for *_, name in pad_of:
         if not as_size(sizes.get(name)):
-            cure = f"Write it, as in sizes={{{name!r}: 3}}"
+            cure = worded(f"sizes={{{name!r}: 3}}", f"[sizes] above {name} = 3")
+            cure = f"Write it, as in {cure}"
             refuse(row, f"its pad is {pad!r:.80}, and there is no size {name!r}", cure)
     if pad_of:
         pad = {k: tuple(sizes.get(each, each) for each in v) for k, v in pad.items()}

@@ -13,6 +13,7 @@ from treeadapt.errors import MigrationError, MigrationProblem
 from treeadapt.migrations.rows import Row, spaced
 from treeadapt.migrations.templates import PathsByCapture
 from treeadapt.text.names import SHOWN, Speller, fold, listing, plural, section
+from treeadapt.text.wording import worded
 
 
 class Cause(NamedTuple):
@@ -141,13 +142,13 @@ class Problems:
         for kind in (kind for kind in _KINDS if kind in self.texts):
             rows = [cause.row for cause in self.texts[kind].values()]
             for text, places in fold(self.texts[kind]).items():
-                yield kind, f"{_KINDS[kind][1]}: {text}", rows[places[0]]
+                yield kind, f"{_title(kind)}: {text}", rows[places[0]]
 
     def __str__(self) -> str:
         lines: list[str] = []
         for kind in (kind for kind in _KINDS if kind in self.texts):
-            noun, text = _KINDS[kind]
-            title = f"{plural(len(self.texts[kind]), noun)}: {text}"
+            noun = _KINDS[kind][0]
+            title = f"{plural(len(self.texts[kind]), noun)}: {_title(kind)}"
             lines += section(title, fold(self.texts[kind]))
             lines += _REST if kind == "unmatched" and not self.advice else ()
         lines += self.advice
@@ -161,8 +162,9 @@ _REST = (
     '"{rest:**}": None drops them.',
 )
 _CAPTURES = re.compile(r"\{[^{}]*\}")
-# In the order in which a message lists them.
-_KINDS = {
+# In the order in which a message lists them: a noun, what is wrong, and for some how
+# the command words it.
+_KINDS: dict[str, tuple[str, ...]] = {
     "unmatched": ("leaf", "no row takes"),
     "unused": ("row", "no leaf goes to"),
     "ambiguous": ("leaf", "two addresses of one row match"),
@@ -185,12 +187,18 @@ _KINDS = {
     "large": ("group", "a table may not make so much of"),
     "values": ("group", "its values cannot be changed so"),
     "clash": ("clash", "two leaves get the name of"),
-    "idle": ("entry", "of new= for which the target has no unfilled leaf"),
+    "idle": (
+        "entry",
+        "of new= for which the target has no unfilled leaf",
+        "of [new] for which the target has no unfilled leaf",
+    ),
     "abstract": (
         "leaf",
         "the target's values are kept, and no target has any: pass one with arrays for",
+        "the target's values are kept, and none has any: name a checkpoint as --target "
+        "for",
     ),
-    "blank": ("leaf", "new= cannot make zeros for"),
+    "blank": ("leaf", "new= cannot make zeros for", "[new] cannot make zeros for"),
     "missing": ("leaf", "nothing fills"),
     "extra": ("leaf", "the target does not have"),
     "misfit": ("leaf", "the target has another shape or dtype"),
@@ -200,6 +208,12 @@ _KINDS = {
         "row, or load a checkpoint with cast=True",
     ),
 }
+
+
+def _title(kind: str) -> str:
+    """Return what is wrong with problems of a kind."""
+    _, python, *command = _KINDS[kind]
+    return worded(python, *(command or [python]))
 
 
 def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
@@ -214,7 +228,7 @@ def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
     if all(any(path.match(name) is not None for path in targets) for name in some):
         yield (
             "They look like names of the other side of the rows: use "
-            "migration.inverse, or --reverse."
+            f"{worded('migration.inverse', '--reverse')}."
         )
     sources = [address.path for row in rows for address in row.sources]
     prefixes: dict[str, None] = {}

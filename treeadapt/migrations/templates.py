@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeAlias
 from treeadapt.errors import MigrationError
 from treeadapt.patterns.glob import spans
 from treeadapt.text.names import listing
+from treeadapt.text.wording import worded
 from treeadapt.trees.paths import SEPARATOR
 
 #: What a path gives each capture: text, or a number.
@@ -560,7 +561,9 @@ def _capture(
         name, shift = match["shifted"], match["shift"]
         size_name = "" if shift.isdecimal() else shift
         if size_name and size_name not in sizes:
-            cure = f"Write the size, as in sizes={{{size_name!r}: 3}}"
+            size = f"sizes={{{size_name!r}: 3}}"
+            size = worded(size, f"[sizes] above {size_name} = 3")
+            cure = f"Write the size, as in {size}"
             malformed(row, column, f"{match[0]} and no size {size_name!r}", cure)
         number = int(f"{match['sign']}{sizes[size_name] if size_name else shift}")
         return Capture(

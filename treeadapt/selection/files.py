@@ -28,6 +28,7 @@ from treeadapt.text.data_files import (
     one_line,
 )
 from treeadapt.text.names import listing
+from treeadapt.text.wording import worded
 
 MAX_PATTERNS = 10_000
 MAX_PATHS = 200_000
@@ -174,7 +175,8 @@ def check_patterns(
                 path,
                 f"{listing([pattern])} is a regular expression, which a hostile file "
                 "could use to stall the program",
-                "Write a glob, or pass allow_regex=True for a file that you trust.",
+                f"Write a glob, or pass {worded('allow_regex=True', '--allow-regex')} "
+                "for a file that you trust.",
             )
         try:
             total += parse(body).weight

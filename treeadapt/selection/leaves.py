@@ -19,6 +19,7 @@ import jax
 
 from treeadapt.errors import SelectorError
 from treeadapt.patterns.matcher import Matcher
+from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import ARRAY_CLASSES, is_array
 from treeadapt.trees.views import Plan, TreeView
 
@@ -57,11 +58,14 @@ class Leaves:
         self.view, self.matcher, self.holes = view, matcher, holes
         if view.plan.is_flat_dict and (matcher.asking or "classes" in needs):
             part = repr(matcher.asking[0]) if matcher.asking else "A class selector"
+            python = (
+                "Decide on the tree that it was made from: selector.bind(tree), or "
+                "rules.bind(tree), answers by path from then on."
+            )
+            cure = worded(python, "Name the model as TREE, module:function.")
             raise SelectorError(
                 f"{part} asks for the classes of nodes or counts their children, and a "
-                "flat dict no longer has these. Decide on the tree that it was made "
-                "from: selector.bind(tree), or rules.bind(tree), answers by path from "
-                "then on."
+                f"flat dict no longer has these. {cure}"
             )
         self._masks, by_names = self._match()
         self._shapes: dict[int, Any] = {}  # by leaf; for all parts of the table

@@ -20,6 +20,7 @@ from importlib import resources
 from typing import Any
 
 from treeadapt.errors import PatternError, explaining
+from treeadapt.layers.stacks import stack_text
 from treeadapt.patterns.glob import (
     REGEX_PREFIX,
     ClassName,
@@ -40,6 +41,7 @@ from treeadapt.text.names import (
     section,
     shorten,
 )
+from treeadapt.text.wording import worded
 from treeadapt.trees.views import TreeView
 
 _MAX_ADVISED = 4  # entries of one message that get proposals
@@ -84,11 +86,12 @@ def unused_message(
     """
     named = [(entry_text(entry), entry) for entry in entries]
     lines = unused_lines(named, "selector", names, lists)
-    lines.append(
+    python = (
         'Correct or remove it; or allow it with unused="ignore". Where a call takes no '
         "unused=, as masks of Optax do, pass treeadapt.Rules([(where, 1)], "
         'unused="ignore").where(1).'
     )
+    lines.append(worded(python, "Correct or remove it."))
     return "\n".join(lines)
 
 
@@ -508,7 +511,8 @@ class Names:
         # classes.
         root = self.plan.root
         lost = root is not None and root.__name__ in _ROOTS_OF_PARAMS
-        cure = "; if they were made from a model, decide on that: .bind(model)"
+        cure = worded("decide on that: .bind(model)", "name that as TREE")
+        cure = f"; if they were made from a model, {cure}"
         return f"classes here are {listing(self.class_names)}{cure if lost else ''}"
 
     def tied(self, text: str) -> str:
@@ -575,9 +579,12 @@ class Names:
         for match in _NUMBERS.finditer(pattern[:_MAX_TEXT]):
             node = pattern[: match.start()].removesuffix("/")
             if node and any(path.startswith(f"{node}/") for path in self.arrays):
+                cure = worded(
+                    f"Rules(..., stacks={{{node!r}: 0}})", stack_text(node, 0)
+                )
                 return (
                     f"if the arrays below {listing([node])} hold layers along an axis, "
-                    f"name it: Rules(..., stacks={{{node!r}: 0}})"
+                    f"name it: {cure}"
                 )
         return ""
 
