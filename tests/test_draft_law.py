@@ -249,3 +249,36 @@ def test_scalars_that_differ_are_evidence():
     ones = {path: np.ones((), jnp.float32) for path in source}
     draft = ta.draft_migration({"scales": np.ones(6, jnp.float32)}, ones)
     assert draft.doubtful == ("scales",)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bool", "float8_e4m3fn", "int4"])
+@pytest.mark.parametrize("with_scales", [False, True])
+def test_numbers_of_one_byte_show_what_was_only_stacked(dtype, with_scales):
+    """Square maps, too: no number stands once, and none of the rows is there twice."""
+    random = np.random.default_rng(0)
+    shapes = {"q": (24, 24), "k": (24, 24), "up": (40, 24), "down": (24, 40)}
+    source: dict[str, Any] = {}
+    for n in range(3):
+        for name, shape in shapes.items():
+            numbers = random.normal(size=shape) * (1 if dtype == "bool" else 3)
+            numbers = numbers > 0 if dtype == "bool" else numbers
+            source[f"h.{n}.{name}.weight"] = numbers.astype(jnp.dtype(dtype))
+            if with_scales:
+                source[f"h.{n}.{name}.scale"] = random.random(shape[0], "float32")
+    target = {
+        f"h/{path[4:].replace('.', '/')}": np.stack(
+            [source[path.replace(".0.", f".{n}.")] for n in range(3)]
+        )
+        for path in source
+        if ".0." in path
+    }
+    draft = ta.draft_migration(source, target)
+    assert "no numbers in common" not in str(draft)
+    assert rests_on_numbers(draft)
+    moves_alike(draft.migration, source, target)
+
+
+def test_few_bits_that_are_equal_by_chance_are_left_to_names():
+    source = {"a.mask": np.array([[True, True, False], [True, False, False]])}
+    draft = ta.draft_migration(source, {"a/mask": source["a.mask"]})
+    assert draft.doubtful == ("a.mask",)

@@ -204,6 +204,7 @@ def _rows(
     tested += _of_other_sizes(evidence, [*rows, *tested], words)
     tested = [*evidence.with_rivals(tested)]
     shows = any(r.is_live and r.evidence == "values" for r in (*rows, *tested))
+    shows = shows or evidence.are_equal(tested)
     if not shows:
         have_common = have_common or evidence.are_reordered(tested)
         notes += [NO_ROW] if have_common else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -41,6 +42,7 @@ from treeadapt.text.names import fold, listing
 EQUAL = "equal leaves"
 _LEAST_SHARE = 0.2  # of a leaf, before its numbers are evidence
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
+_LEAST_BITS = 64  # of what equal arrays have in common
 _MOST_NUMBERS = 2**24  # that are sorted
 
 #: Reads the array of a path, of the first or the second call.
@@ -467,6 +469,11 @@ class Evidence:
                 row = row.marked("order of axes", "the arrays are symmetric")
             yield row
 
+    def are_equal(self, rows: Iterable[DraftRow]) -> bool:
+        """Return whether a row that was tested gives numbers, and not by chance."""
+        paths = (path for row in rows if row.is_live for path in row.target_paths)
+        return any(is_beyond_chance(self.target.array(path)) for path in paths)
+
     def are_reordered(self, rows: Sequence[DraftRow]) -> bool:
         """Return whether leaves, or those of a row, have their numbers elsewhere."""
         dtypes = {leaf.dtype for leaf in self.target.leaves.values()}
@@ -527,6 +534,27 @@ def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
 
 
 def _is_telling(array: np.ndarray) -> bool:
-    """Return whether an array has so many numbers that no other order gives it."""
+    """Return whether no other order gives an array: numbers, or parts, are distinct.
+
+    Of one byte most numbers of an array are there several times, and its rows and
+    columns are not.
+    """
     numbers = bits(array)
-    return numbers is not None and len(np.unique(numbers)) > max(1, len(numbers) // 2)
+    if numbers is None:
+        return False
+    if len(np.unique(numbers)) > max(1, len(numbers) // 2):
+        return True
+    axes = [axis for axis, size in enumerate(array.shape) if size > 1]
+    parts = (np.moveaxis(array, axis, 0) for axis in axes)
+    are_distinct = all(
+        len({part.tobytes() for part in each}) == len(each) for each in parts
+    )
+    return len(axes) > 1 and are_distinct and not is_symmetric(array)
+
+
+def is_beyond_chance(array: np.ndarray) -> bool:
+    """Return whether so much is in an array that no other is equal by chance."""
+    numbers = bits(array)
+    if numbers is None or not len(numbers):
+        return False
+    return len(numbers) * math.log2(len(np.unique(numbers))) >= _LEAST_BITS
