@@ -546,10 +546,9 @@ def _is_telling(array: np.ndarray) -> bool:
         return True
     axes = [axis for axis, size in enumerate(array.shape) if size > 1]
     parts = (np.moveaxis(array, axis, 0) for axis in axes)
-    are_distinct = all(
-        len({part.tobytes() for part in each}) == len(each) for each in parts
-    )
-    return len(axes) > 1 and are_distinct and not is_symmetric(array)
+    counts = ((len({part.tobytes() for part in each}), len(each)) for each in parts)
+    are_distinct = len(axes) > 1 and all(some == every for some, every in counts)
+    return are_distinct and is_beyond_chance(array) and not is_symmetric(array)
 
 
 def is_beyond_chance(array: np.ndarray) -> bool:
