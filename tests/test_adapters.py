@@ -1495,3 +1495,34 @@ def test_jax_partials_name_their_arguments():
     tree = jtu.Partial(max, w(), {"a": w()}, key=w())
     assert ta.tree_paths(tree) == ("args/0", "args/1/a", "keywords/key")
     assert_comes_back(tree)
+
+
+SPARSE = {
+    "BCOO": ("data", "indices"),
+    "BCSR": ("data", "indices", "indptr"),
+    "COO": ("data", "row", "col"),
+    "CSR": ("data", "indices", "indptr"),
+    "CSC": ("data", "indices", "indptr"),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_matrices_of_jax_have_names_and_only_their_numbers_train(name, tmp_path):
+    from jax.experimental import sparse
+
+    matrix = getattr(sparse, name).fromdense(jnp.eye(3) * 2)
+    tree = {"a": matrix, "w": jnp.ones(3)}
+    assert {*ta.to_flat_dict(tree)} == {"w", *(f"a/{part}" for part in SPARSE[name])}
+    params, rest = ta.split(tree)
+    assert [*params] == ["a/data", "w"]
+    merged = ta.merge({**params, "a/data": params["a/data"] * 2}, rest)
+    assert type(merged["a"]) is type(matrix)
+    np.testing.assert_array_equal(merged["a"].todense(), np.eye(3) * 4)
+    ta.save(tmp_path / "x.safetensors", tree)
+    again = ta.load(tmp_path / "x.safetensors", tree)
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    assert not ta.tree_diff(again, tree, values=True)
+    tx = ta.partition({"train": optax.sgd(0.5)}, {"a": "train", "w": "frozen"})
+    grads = jax.grad(lambda p: p["a/data"].sum() ** 2)(params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert not updates["w"].any()

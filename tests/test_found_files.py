@@ -390,6 +390,49 @@ def test_what_a_folder_holds_that_is_not_read_for_the_folder_is_named(tmp_path):
             ta.load(tmp_path / f"model.{ending}")
 
 
+def test_a_folder_of_jaxs_own_serialization_is_refused_with_the_way(tmp_path):
+    # As ``pytree_serialization.save`` of JAX 0.10 writes it; reading takes flatbuffers.
+    (tmp_path / "array_store").mkdir()
+    leaves = {"__jax_pytreedef_repr": "", "__jax_leaf_ids": ["Array(int32[3])"]}
+    (tmp_path / "pytreedef.json").write_text(json.dumps(leaves))
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(tmp_path, {"w": np.zeros(3, "int32")})
+    call = f"ta.load(pytree_serialization.load({str(tmp_path)!r}), target)"
+    assert call in str(caught.value)
+
+
+@pytest.mark.parametrize("item", ["params", "opt"])
+def test_the_items_of_an_orbax_step_are_one_tree(tmp_path, item):
+    import orbax.checkpoint as ocp
+
+    tree = {"params": {"w": np.arange(3.0)}, "opt": {"mu": np.ones(2), "count": 3}}
+    saved = {name: ocp.args.StandardSave(part) for name, part in tree.items()}
+    saved["about"] = ocp.args.JsonSave({"rate": 0.1})
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 2):
+            manager.save(step, args=ocp.args.Composite(**saved))
+        manager.wait_until_finished()
+    step = tmp_path / "run" / "2"
+    assert [*ta.read_metadata(step)] == ["opt/count", "opt/mu", "params/w"]
+    loaded = ta.load(step, tree)
+    assert not ta.tree_diff(loaded, tree, values=True)
+    assert loaded["opt"]["count"] == 3
+    with pytest.warns(ta.TreeAdaptWarning, match="The last that is complete, '2'"):
+        same(ta.load(tmp_path / "run")["params"], tree["params"])
+    part = ta.load(step, {item: tree[item]}, where=item)
+    assert not ta.tree_diff(part, {item: tree[item]}, values=True)
+    assert not ta.tree_diff(ta.load(step / item, tree[item]), tree[item], values=True)
+    with pytest.raises(ta.CheckpointError, match=f"are below '{item}' in it"):
+        ta.load(step, tree[item])
+
+
+def test_checkpoints_of_orbax_in_a_folder_that_is_no_step_stay_apart(tmp_path):
+    for name in ("best", "last"):
+        ta.save(tmp_path / name, FLAT)
+    with pytest.raises(ta.CheckpointError, match="Name one of them"):
+        ta.load(tmp_path)
+
+
 def test_an_index_of_another_name_is_read(tmp_path):
     # As Diffusers writes its models.
     path = published(tmp_path / "at")

@@ -58,11 +58,13 @@ _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?")  # on Hugging Face
 # Of a manager of Orbax, or of Flax; not of a step that is being written.
 _STEP = re.compile(r"((?!.*orbax-checkpoint-tmp)(?:[^.].*[_-])?)([0-9]{1,18})")
 _COMMITTED = "commit_success.txt"
+_OF_JAX = "pytreedef.json"  # of ``jax.experimental.array_serialization``
 _STANDARD = (
     *(safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA),
     *(torch_file.WHOLE, torch_file.INDEX),
 )
-_FOLDERS = (safetensors_file.INDEX, orbax_folder.METADATA)  # named by their folder
+_OF_ORBAX = (orbax_folder.METADATA, orbax_folder.STEP_METADATA)
+_FOLDERS = (safetensors_file.INDEX, *_OF_ORBAX)  # named by their folder
 
 
 def near_name(name: Path) -> str:
@@ -274,6 +276,13 @@ def located(name: AnyPath) -> tuple[AnyPath, str]:
             "readers differ in which they take"
         )
         cure = "Move away the one that is not meant, or name the other one."
+    elif first == name and (name / _OF_JAX).is_file():
+        problem = "JAX's pytree_serialization wrote it, which keeps a tree of its own"
+        cure = (
+            "Read it with JAX (and pip install flatbuffers), and load that tree: from "
+            "jax.experimental.array_serialization import pytree_serialization; "
+            f"ta.load(pytree_serialization.load({str(name)!r}), target)."
+        )
     elif first == name:
         problem = (
             "there is neither an Orbax checkpoint nor a .safetensors file, or one of "
@@ -289,8 +298,7 @@ def proposal(folder: AnyPath) -> str:
     folders = [folder, *steps, *revisions]
     paths = [path for each in folders for path in checkpoints_in(each)]
     paths += [path for kind in _ONLY_READ for path in folder.glob(f"[!.]*.{kind}")]
-    inner = orbax_folder.METADATA
-    names = {str(x.parent if x.name == inner else x): None for x in paths}
+    names = {str(x.parent if x.name in _OF_ORBAX else x): None for x in paths}
     latest = sorted(names, key=lambda x: re.sub(r"\d+", lambda n: n[0].zfill(20), x))
     if latest:
         return f"It holds {listing(latest[::-1])}. Name one of them."

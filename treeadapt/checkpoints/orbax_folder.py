@@ -47,6 +47,7 @@ from treeadapt.trees.arrays import is_array
 from treeadapt.trees.paths import nested, segment
 
 METADATA = "_METADATA"
+STEP_METADATA = "_CHECKPOINT_METADATA"  # of a step, which may hold several items
 _MAX_METADATA_BYTES = 64 * 2**20
 _PATIENCE_S = 10  # for threads of Orbax, once one of them has failed
 _ANSWERS_S = 0.5  # for those of TensorStore, which nothing can wait for
@@ -71,32 +72,52 @@ def others(path: Path) -> list[str] | None:
 
 
 def checkpoints(path: AnyPath) -> list[AnyPath]:
-    """Return the metadata of a checkpoint in a folder, or the items of a step.
+    """Return the metadata of a checkpoint in a folder, or of a step with its items.
 
-    Those that are being written are left out.
+    A folder that is no step has each checkpoint in it. Those that are being written are
+    left out.
     """
     metadata = path / METADATA
     if metadata.is_file():
         return [metadata]
-    items = (file.parent for file in path.glob(f"[!.]*/{METADATA}"))
-    return [item for item in items if "orbax-checkpoint-tmp" not in item.name]
+    found = (file.parent for file in path.glob(f"[!.]*/{METADATA}"))
+    items = [item for item in found if "orbax-checkpoint-tmp" not in item.name]
+    if len(items) > 1 and {item.name for item in items} <= _stated_items(path):
+        return [path / STEP_METADATA]
+    return items
 
 
 def parts(path: AnyPath) -> Iterator[AnyPath]:
     """Give what changes if another checkpoint comes to a folder."""
-    folder = _folder(path)
-    yield from (folder, folder / METADATA, folder / "manifest.ocdbt")
+    for folder in _items(path).values():
+        yield from (folder, folder / METADATA, folder / "manifest.ocdbt")
 
 
 def read_metadata(path: AnyPath) -> Stored:
     """Read names, shapes and dtypes; no array is loaded.
 
+    Several items of a step are one tree, each below its name.
+
     Raises:
         CheckpointError: it is not a checkpoint, or leads out of its folder.
     """
+    items = {name: _read_item(path, it, name) for name, it in _items(path).items()}
+    if [*items] == [""]:
+        return items[""]
+    table: dict[str, Leaf] = {}
+    for name, stored in items.items():
+        for inner, leaf in stored.table.items():
+            owner = leaf.owner and f"{name}/{leaf.owner}"
+            table[f"{name}/{inner}"] = dataclasses.replace(leaf, owner=owner)
+    boxed = any(stored.boxed for stored in items.values())
+    doubts = (doubt for stored in items.values() for doubt in stored.doubts)
+    return Stored(path, table, boxed=boxed, doubts=tuple(doubts))
+
+
+def _read_item(path: AnyPath, folder: AnyPath, item: str) -> Stored:
+    """Read the metadata of one item of a step, or of the only folder."""
     import orbax.checkpoint as ocp
 
-    folder = _folder(path)
     # TensorStore follows links, out of the folder and to any file of this machine,
     # and takes whatever bytes are there for numbers (orbax#3375).
     outward = []
@@ -126,7 +147,7 @@ def read_metadata(path: AnyPath) -> Stored:
         if name in table:
             refuse(path, f"two leaves are named {listing([name])}")
         leaf = abstract(path, name, tuple(value.shape), str(value.dtype))
-        table[name] = Leaf(leaf, kind, keys)
+        table[name] = Leaf(leaf, kind, (item, keys))
     if marks is None:
         return Stored(path, table, boxed=True)
     # Orbax stores tied leaves too, each by itself.
@@ -148,20 +169,27 @@ def read_metadata(path: AnyPath) -> Stored:
 
 
 def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
-    """Read leaves, all that are wanted in one go, each to its sharding.
+    """Read leaves, all that are wanted of an item in one go, each to its sharding.
 
     Args:
         stored: what ``read_metadata`` returned.
         wanted: by path the sharding to give the leaf; None for a NumPy array.
     """
+    likes: dict[str, dict[Any, Any]] = {}
+    for path, sharding in wanted.items():
+        leaf = stored.table[path]
+        item, keys = leaf.key
+        likes.setdefault(item, {})[keys] = leaf.array.update(sharding=sharding)
+    folders = _items(stored.path)
+    arrays = {item: _restored(folders[item], like) for item, like in likes.items()}
+    keys_by_path = (stored.table[path].key for path in wanted)
+    return [arrays[item][keys] for item, keys in keys_by_path]
+
+
+def _restored(folder: AnyPath, likes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Read leaves of one folder, by their keys."""
     import orbax.checkpoint as ocp
 
-    table = stored.table
-    likes: dict[Any, Any] = {
-        table[path].key: table[path].array.update(sharding=sharding)
-        for path, sharding in wanted.items()
-    }
-    folder = _folder(stored.path)
     with _checkpointer() as checkpointer:
         # The restored tree must be of the stored lists and dicts, with a mark where
         # nothing is to be read.
@@ -173,8 +201,7 @@ def read(stored: Stored, wanted: Mapping[str, Any]) -> list[Any]:
         types = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item, restore_args=types)
         restored = checkpointer.restore(_absolute(folder), args=args)
-    arrays: dict[Any, Any] = dict(jax.tree_util.tree_leaves_with_path(restored))
-    return [arrays[table[path].key] for path in wanted]
+    return dict(jax.tree_util.tree_leaves_with_path(restored))
 
 
 def begin(path: Path) -> None:
@@ -241,7 +268,7 @@ def finish(path: Path) -> None:
             "commit_timestamp_nsecs": now,
             "custom_metadata": {},
         }
-    (path / "_CHECKPOINT_METADATA").write_text(json.dumps(document), "utf-8")
+    (path / STEP_METADATA).write_text(json.dumps(document), "utf-8")
     (path / "commit_success.txt").touch()  # Orbax asks for it on some file systems
 
 
@@ -267,10 +294,26 @@ def unescape_segment(text: str) -> str:
     return "" if text == _EMPTY else unquote(text, errors="surrogatepass")
 
 
-def _folder(path: AnyPath) -> AnyPath:
-    """Return the folder itself, or the only item of a step."""
+def _items(path: AnyPath) -> dict[str, AnyPath]:
+    """Return the folders of a checkpoint, by the names of their items.
+
+    The only item of a step has no name, and neither has a folder that is no step.
+    """
     first, *_ = checkpoints(path)
-    return path if first.name == METADATA else first
+    if first.name == STEP_METADATA:
+        names = sorted(_stated_items(path))
+        folders = {name: path / name for name in names}
+        return {n: it for n, it in folders.items() if (it / METADATA).is_file()}
+    return {"": path if first.name == METADATA else first}
+
+
+def _stated_items(path: AnyPath) -> set[str]:
+    """Return the names of the items that a step says it has; none if it is no step."""
+    file = path / STEP_METADATA
+    document = _json(path, file) if file.is_file() else {}
+    stated = document.get("item_handlers") if isinstance(document, dict) else None
+    names = stated if isinstance(stated, dict) else {}
+    return {name for name in names if not _OUTWARD.search(name) and "/" not in name}
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ _ADAPTER_FILES = (
     ("haiku", "treeadapt.trees.adapters.haiku"),
     ("haliax", "treeadapt.trees.adapters.haliax"),
     ("penzai", "treeadapt.trees.adapters.penzai"),
+    ("jax.experimental.sparse", "treeadapt.trees.adapters.sparse"),
     # Keras 3; earlier ones have no such module, and no class for a Variable.
     ("keras.src.backend.jax", "treeadapt.trees.adapters.keras"),
 )
