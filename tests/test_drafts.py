@@ -632,6 +632,10 @@ def test_a_root_that_was_rounded_is_marked_and_named(width, dtype):
     assert f"{dtype}(e**0.5)" in draft.to_toml()
     again = draft.check({"embed": np.zeros((37, 26), "f4")}, convert)
     assert again or draft.migration == again.migration
+    (row,) = draft.migration.rows
+    if row.typed()[1][1]["scale"] == f"{dtype}(e**0.5)":  # the root in one dtype alone
+        assert again
+        assert [row.notes.check for row in again.migration.rows] == [""]
 
 
 @pytest.mark.parametrize("power", [0.5, -0.5])
@@ -683,30 +687,40 @@ def test_sizes_that_were_seen_are_marked_until_another_size_agrees():
     assert wrong.migration == draft.migration
 
 
-@pytest.mark.parametrize(
-    ("divided_by", "reason"),
-    [
-        (10**0.5, r"is \(\w+ \w+\)\*\*-0.5, and may"),
-        (3**0.5, "no size here gives, and may"),
-    ],
-)
-def test_a_factor_that_a_row_cannot_follow_is_marked(divided_by, reason):
-    """MaxText scales queries by the size of a head, whose halves are two axes here."""
+def turned_heads(half, divided_by=None):
+    """Queries that MaxText scales by the size of a head, whose halves are two axes."""
 
     def convert(leaves):
-        one = {path: leaf.reshape(6, 2, 5, 14) for path, leaf in leaves.items()}
-        one["q"] = one["q"] / np.float32(divided_by)
+        one = {path: leaf.reshape(6, 2, half, 14) for path, leaf in leaves.items()}
+        factor = (2 * half) ** -0.5 if divided_by is None else 1 / divided_by
+        one["q"] = one["q"] * np.float32(factor)
         return {path: leaf.transpose(3, 0, 2, 1) for path, leaf in one.items()}
 
+    return convert
+
+
+def test_a_factor_is_the_root_of_a_product_of_sizes():
     shapes = {"q": np.zeros((60, 14)), "k": np.zeros((60, 14))}
-    draft = ta.draft_migration(abstract(shapes), convert=convert)
+    draft = ta.draft_migration(abstract(shapes), convert=turned_heads(5))
     q, k = sorted(draft.migration.rows, key=lambda row: row.text, reverse=True)
-    assert q.typed()[1][1] == {
-        "scale": pytest.approx(1 / divided_by),
-        "check": "scale",
-    }
+    assert re.fullmatch(r"\(\w+ \w+\)\*\*-0.5", q.typed()[1][1]["scale"])
+    assert q.notes.check != "scale"
     assert isinstance(k.typed()[1], str)
-    assert re.search(reason, draft.to_toml())
+    wider = {"q": np.zeros((6 * 2 * 7, 14)), "k": np.zeros((6 * 2 * 7, 14))}
+    source = float32(wider, 3)
+    expected = turned_heads(7)(source)
+    rows = [row.typed() for row in draft.migration.rows]
+    for path, leaf in ta.Migration(rows)(source, expected).items():
+        np.testing.assert_allclose(leaf, expected[path], rtol=1e-6)
+
+
+def test_a_factor_that_no_size_gives_is_marked():
+    shapes = {"q": np.zeros((60, 14)), "k": np.zeros((60, 14))}
+    draft = ta.draft_migration(abstract(shapes), convert=turned_heads(5, 3**0.5))
+    q, k = sorted(draft.migration.rows, key=lambda row: row.text, reverse=True)
+    assert q.typed()[1][1] == {"scale": pytest.approx(3**-0.5), "check": "scale"}
+    assert isinstance(k.typed()[1], str)
+    assert "no size here gives, and may" in draft.to_toml()
 
 
 def test_a_function_may_move_scalars():

@@ -3,7 +3,8 @@
 Takes a row and names for its atoms; gives how the factor is written, and what its
 reader should know. A number that was seen at one size proves no formula: 0.125 is
 64**-0.5, and 4.6875 is the root of 22 in bfloat16. Only an irrational root, to all
-digits of float32, of one name or product alone, is written without a mark.
+digits of float32, of one name or product alone, is written without a mark; one that was
+rounded, if there is no other, with a mark.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ class _Power:
     """A power of a size, or of a product, that a factor is."""
 
     text: str
-    is_product: bool
     is_rational: bool
     is_rounded: bool
 
@@ -63,14 +63,14 @@ def read_factor(row: DraftRow, names: Mapping[int, str]) -> Factor:
     if row.scale in _OF_ITSELF:
         return Factor(row.scale, doubts=doubts)
     powers = [*_powers(row, names)]
-    if len(powers) == 1 and not powers[0].is_rational and not powers[0].is_rounded:
-        (power,) = powers
-        if not power.is_product:
-            return Factor(power.text, has_powers=True, doubts=doubts)
+    is_root = len(powers) == 1 and not powers[0].is_rational
+    if is_root and not powers[0].is_rounded:
+        return Factor(powers[0].text, has_powers=True, doubts=doubts)
     follows = " and ".join(power.text for power in powers)
     follows = follows or "a number that no size here gives"
     doubt = f"{row.scale:.9g} is {follows}, and may be another one at other sizes"
-    return Factor(row.scale, bool(powers), (doubt, *doubts))
+    value = powers[0].text if is_root else row.scale
+    return Factor(value, bool(powers), (doubt, *doubts))
 
 
 def _powers(row: DraftRow, names: Mapping[int, str]) -> Iterator[_Power]:
@@ -82,7 +82,13 @@ def _powers(row: DraftRow, names: Mapping[int, str]) -> Iterator[_Power]:
     for part in (p for place in row.places for axis in place.axes for p in axis):
         ends = itertools.combinations(range(len(part) + 1), 2)
         every |= dict.fromkeys(part[start:end] for start, end in ends)
-    products = {atoms: math.prod(row.sizes.get(a, 0) for a in atoms) for atoms in every}
+    orders: dict[frozenset[int], tuple[int, ...]] = {}  # of one product, the first
+    for atoms in every:
+        orders.setdefault(frozenset(atoms), atoms)
+    products = {
+        atoms: math.prod(row.sizes.get(a, 0) for a in atoms)
+        for atoms in orders.values()
+    }
     for rounding in ("", *_ROUNDINGS):
         for atoms, size in products.items():
             for exponent in _EXPONENTS if size > 1 else ():
@@ -97,7 +103,7 @@ def _powers(row: DraftRow, names: Mapping[int, str]) -> Iterator[_Power]:
                 text = " ".join(names[atom] for atom in atoms)
                 text = f"{text if len(atoms) == 1 else f'({text})'}**{exponent}"
                 text = f"{rounding}({text})" if rounding else text
-                yield _Power(text, len(atoms) > 1, is_rational, bool(rounding))
+                yield _Power(text, is_rational, bool(rounding))
 
 
 @functools.cache
