@@ -182,6 +182,22 @@ def test_moments_move_as_the_params_do_and_come_back(prefix, name, head):
     assert not ta.tree_diff(ta.to_flat_dict(back), saved, values=True)
 
 
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("prefix", ["", "t."])
+def test_moments_get_the_spelling_of_the_params_from_optional_rows_too(prefix):
+    target = ("h/{n}", {"optional": True})
+    m = ta.Migration([("w.{n}", target), ("t.w.{n}", target)])
+    tx, old = optax.adam(1e-3), {f"{prefix}w.{n}": np.ones(3, "f4") for n in range(2)}
+    params = m(old)
+    state = tx.update(params, tx.init(params), params)[1]
+    saved = ta.to_flat_dict(state)
+    back, report = ta.carry_state(tx, old, saved, migration=m.inverse)
+    assert report.fresh == ()
+    assert {*back[0].mu} == {*old}
+    again, report = ta.carry_state(tx, params, ta.to_flat_dict(back), migration=m)
+    assert not ta.tree_diff(ta.to_flat_dict(again), saved, values=True)
+
+
 # --- what is not written so ---
 
 

@@ -459,6 +459,45 @@ def products(draw: Any, root: str, letters: str) -> Row:
 
 
 @st.composite
+def sums(draw: Any) -> tuple[Row, dict[str, np.ndarray]]:
+    """A row of two or three summands of one form, and what the way back gives."""
+    names = "abc"[: draw(st.integers(0, 3))]
+    sizes = {name: draw(st.sampled_from([1, 2, 3, 11])) for name in names}
+    lists = {name: sizes[name] <= len(TEXTS) and draw(st.booleans()) for name in names}
+    dtype = draw(st.sampled_from([np.float32, ml_dtypes.bfloat16]))
+    shape = tuple(sizes.values())
+    wholes = [  # of integers whose sum, and twice that, bfloat16 holds
+        (np.arange(math.prod(shape)) % 41 + draw(st.integers(0, 1))).reshape(shape)
+        for _ in range(draw(st.integers(2, 3)))
+    ]
+    scale = draw(st.sampled_from([1.0, 2.0, 0.5]))
+    back = [sum(wholes), *(np.zeros_like(whole) for whole in wholes[1:])]
+    places, arrays, backs = [], [], []
+    for number, whole in enumerate([sum(wholes) * scale, *wholes]):
+        mine = [name for name in names if draw(st.integers(0, 3)) == 0]
+        axes = [name for name in names if name not in mine]
+        at = f"u{number}" if number else "us"
+        side = draw(sides(at, mine, axes, sizes, False, lists))
+        places.append(side)
+        arrays.append(side.stored(whole.astype(dtype), names))
+        if number:
+            backs.append(side.stored(back[number - 1].astype(dtype), names))
+    before, returned = (
+        {path: leaf for stored in every for path, leaf in stored.items()}
+        for every in (arrays[1:], backs)
+    )
+    row = Row(
+        tuple(side.address for side in places[1:]),
+        places[0].address,
+        before,
+        arrays[0],
+        {name: sizes[name] for name in _used(places, names)},
+        {"add": True} | ({"scale": scale} if scale != 1 else {}),
+    )
+    return row, returned
+
+
+@st.composite
 def repeated(draw: Any, root: str, copies: int) -> dict[str, tuple[int, int]]:
     """Names along which a target repeats numbers: of which target, and how often."""
     count = draw(st.sampled_from([0, 0, 1, 2]))
@@ -682,6 +721,26 @@ def test_arrays_are_those_of_numpy_and_come_back(row):
     names = [", ".join([each] if isinstance(each, str) else each) for each in sources]
     assert names
     assert all(repr(name) in str(error.value) for name in names)
+
+
+@at_length
+@given(sums())
+def test_sums_are_those_of_numpy_and_go_to_the_first_source(tmp_path_factory, drawn):
+    row, returned = drawn
+    m = ta.Migration([row.pair], sizes=row.sizes or None)
+    found = m(row.before)
+    same(found, row.after)
+    same(jax.jit(m)(row.before), row.after)
+    back = m.inverse(found, shapes(row.before))
+    same(back, returned)
+    same(m(back), row.after)
+    plan = m.plan(row.before)
+    assert not plan.exact
+    assert sorted(plan.noted) == sorted(plan.one_way) == sorted(row.after)
+    file = tmp_path_factory.mktemp("any") / "table.toml"
+    for each in (m, m.inverse):
+        file.write_text(each.to_toml(), "utf-8")
+        assert ta.load_migration(file) == each
 
 
 def _has_no_way_back(value: Any) -> bool:
@@ -951,6 +1010,31 @@ def test_repeats_mean_what_they_mean_to_einops(order, data):
     moved = m({"x": array})
     same(moved, {"y": wanted})
     same(m.inverse(moved), {"x": array})
+
+
+@at_length
+@given(st.permutations("abc"), st.data())
+def test_takes_mean_what_they_mean_to_einops(order, data):
+    """einops cuts and turns; what is taken between is NumPy's."""
+    counts = st.tuples(*[st.integers(1, 4)] * 3)
+    sizes = dict(zip("abc", data.draw(counts), strict=True))
+    takes, orders = data.draw(taken(sizes))
+    cut = data.draw(st.integers(1, 3))
+    parts = (order[:cut], order[cut:])
+    right = " ".join(_composed(tuple(part)) for part in parts if part)
+    array = np.arange(math.prod(sizes.values()), dtype=np.float32)
+    array = array.reshape(sizes["a"] * sizes["b"], sizes["c"])
+    wanted = einops.rearrange(array, "(a b) c -> a b c", a=sizes["a"])
+    for axis, name in enumerate("abc"):
+        wanted = np.take(wanted, orders.get(name, range(sizes[name])), axis)
+    wanted = einops.rearrange(wanted, f"a b c -> {right}")
+    options = {"take": takes} if takes else {}
+    row = {"x : (a b) c": (f"y : {right}", options) if takes else f"y : {right}"}
+    m = ta.Migration(row, sizes={name: sizes[name] for name in "ab"})
+    moved = m({"x": array})
+    same(moved, {"y": wanted})
+    if not _selects(takes):
+        same(m.inverse(moved, shapes({"x": array})), {"x": array})
 
 
 @pytest.mark.slow
