@@ -923,6 +923,42 @@ def test_what_a_function_leaves_at_zero_is_filled_with_zeros(names):
     assert "[new]" in draft.to_toml()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_a_function_makes_of_no_leaf_is_filled(number):
+    def convert(leaves):
+        made = {path.replace("w", "k"): leaf.T for path, leaf in leaves.items()}
+        norms = {
+            f"l/{n}/norm": np.full(leaf.shape[0], number, leaf.dtype)
+            for n, leaf in enumerate(leaves.values())
+        }
+        return made | norms
+
+    draft = ta.draft_migration(
+        {f"l.{n}.w": np.zeros((5, 7), "f4") for n in range(3)}, convert=convert
+    )
+    assert not draft.missing
+    assert rests_on_numbers(draft)
+    source = float32({f"l.{n}.w": np.zeros((4, 9)) for n in range(2)})
+    wanted = convert(source)
+    assert not ta.tree_diff(draft.migration(source, wanted), wanted, values=True)
+    assert not ta.tree_diff(
+        draft.migration.inverse(wanted, source), source, values=True
+    )
+
+
+def test_what_a_function_reads_is_never_to_be_dropped():
+    """The two biases of an LSTM, of which the target has the product."""
+    shapes = {"ih.bias": np.zeros(7), "hh.bias": np.zeros(7), "w": np.zeros((5, 7))}
+
+    def convert(leaves):
+        return {"k": leaves["w"].T, "bias": leaves["ih.bias"] * leaves["hh.bias"]}
+
+    draft = ta.draft_migration(abstract(shapes), convert=convert)
+    assert draft.unexpected == ("ih.bias", "hh.bias")
+    assert "drop" not in draft.to_toml()
+    assert "No row here gives what the function makes of these" in draft.to_toml()
+
+
 def test_zeros_of_two_trees_are_not_said_to_be_left():
     wide = float32({"a": np.zeros((11, 5))})["a"]
     draft = ta.draft_migration({"a": wide}, {"b": wide, "bias": np.zeros(4, "f4")})

@@ -472,6 +472,18 @@ def test_a_part_of_a_group_does_not_keep_the_rest_in_memory(tmp_path):
     assert one.base is None or one.base.nbytes < 12 * 8
 
 
+@pytest.mark.parametrize("in_numpy", [True, False])
+def test_new_leaves_may_be_ones(file, in_numpy):
+    want = scanned(llama())
+    scale = np.zeros(2, np.float16) if in_numpy else jnp.zeros(2, jnp.bfloat16)
+    m = migration(new={"scale": "ones"})
+    found = ta.load(file, zeros_of(want) | {"scale": scale}, migration=m)
+    assert found["scale"].dtype == scale.dtype
+    assert found["scale"].tolist() == [1.0, 1.0]
+    made = m(ta.load(file), zeros_of(want) | {"scale": scale})
+    assert made["scale"].tolist() == [1.0, 1.0]
+
+
 def test_new_leaves_come_from_the_target(file):
     want = scanned(llama())
     target = zeros_of(want) | {"bias": jnp.ones(3), "rng": jax.random.key(1)}

@@ -216,7 +216,7 @@ ROW = '[[rows]]\nfrom = "a : x"\nto = "b : x"\n'
         ),
         (HEAD + "sizes = { y = 2 }\n" + ROW, "'y', which is not an axis"),
         (HEAD + "new = { y = 2 }\n" + ROW, "new= has 'y': 2. Write 'zeros'"),
-        (HEAD + "new = { y = 'ones' }\n" + ROW, "'ones'. Write 'zeros'"),
+        (HEAD + "new = { y = 'twos' }\n" + ROW, "'twos'. Write 'zeros'"),
         (HEAD + "[[rows]]\nfrom = 'a{'\nto = 'b'\n", "'a{' is malformed at column 2"),
         (HEAD + "a = " + "[" * 100_000, "nested too deep"),
         (b"version = 1\n\xff = 1\n", "not UTF-8"),

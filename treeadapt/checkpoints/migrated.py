@@ -44,7 +44,12 @@ from treeadapt.migrations.moved_array import (
     moved_arrays,
     pays,
 )
-from treeadapt.migrations.plan import MigrationPlan, selected_lines, unstated_lines
+from treeadapt.migrations.plan import (
+    BLANKS,
+    MigrationPlan,
+    selected_lines,
+    unstated_lines,
+)
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
@@ -312,7 +317,7 @@ class _Moving:
     def kept(self) -> frozenset[str]:
         """Paths that stay as the target has them."""
         new = self.plan.new.items() if self.is_last else ()
-        return frozenset(path for path, filling in new if filling != "zeros")
+        return frozenset(path for path, filling in new if filling not in BLANKS)
 
     def stored(self) -> Stored:
         """Return what the checkpoint holds under the new names.
@@ -362,9 +367,9 @@ class _Moving:
                 of_group = {path: arrays.pop(path) for path in group.source_paths}
                 yield from self._made(group, of_group, wanted)
         for path, filling in self.plan.new.items():
-            if path in wanted and filling == "zeros":
+            if path in wanted and filling in BLANKS:
                 form = self._like(path).array
-                yield path, np.zeros(form.shape, form.dtype)
+                yield path, np.full(form.shape, BLANKS[filling], form.dtype)
             elif path in wanted:
                 yield path, np.asarray(to_array(path, self.likes[path]))
 

@@ -21,6 +21,7 @@ from treeadapt.migrations.group import Group
 from treeadapt.migrations.moments import changed_moments
 from treeadapt.migrations.operations import as_size
 from treeadapt.migrations.plan import (
+    BLANKS,
     DROPPED,
     MigrationPlan,
     leads_back,
@@ -42,7 +43,7 @@ from treeadapt.trees.casting import has_zero
 from treeadapt.trees.describing import describe
 from treeadapt.trees.views import view_tree
 
-_FILLINGS = ("zeros", "target", DROPPED)
+_FILLINGS = (*BLANKS, "target", DROPPED)
 _X64 = "jax_enable_x64 in arrays of JAX"
 _ARRAYS = np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
 
@@ -67,9 +68,9 @@ class Migration:
             of a product, the summands of a sum, or what a function takes or returns.
         sizes: sizes of axes, for those that shapes leave open.
         new: what fills leaves of the target that the source lacks, by path, in which
-            ``*`` and ``**`` are wildcards: ``"zeros"``, or ``"target"`` to keep them.
-            ``"dropped"`` keeps them too, may match nothing, and is left out without a
-            target; in an inverse it is what the rows drop.
+            ``*`` and ``**`` are wildcards: ``"zeros"``, ``"ones"``, or ``"target"`` to
+            keep them. ``"dropped"`` keeps them too, may match nothing, and is left out
+            without a target; in an inverse it is what the rows drop.
 
     Raises:
         MigrationError: a row is malformed; the message points at the column.
@@ -105,8 +106,8 @@ class Migration:
         for path, filling in self._new.items():
             if not isinstance(path, str) or filling not in _FILLINGS:
                 raise MigrationError(
-                    f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros', or "
-                    "'target' or 'dropped' to keep what the target has."
+                    f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros' or "
+                    "'ones', or 'target' or 'dropped' to keep what the target has."
                 )
         self._added = tuple(parse_row(path, None, known) for path in self._new)
         self.origin = ""
@@ -230,12 +231,13 @@ class Migration:
             like = likes[path]
             if abstract:
                 new[path] = plan.added[path]
-            elif filling != "zeros":
+            elif filling not in BLANKS:
                 new[path] = like
             elif in_numpy:
-                new[path] = np.zeros(like.shape, like.dtype)
+                new[path] = np.full(like.shape, BLANKS[filling], like.dtype)
             elif _in_jax(like.dtype):
-                new[path] = jnp.zeros(like.shape, like.dtype, device=sharding_of(like))
+                blank, device = BLANKS[filling], sharding_of(like)
+                new[path] = jnp.full(like.shape, blank, like.dtype, device=device)
             else:
                 text = f"{listing([path])}: {like.dtype} needs {_X64}"
                 problems.add("blank", text, leaves=[path])
@@ -347,7 +349,7 @@ class Migration:
                 problems.add("idle", listing([text]))
             for _, path, _ in matches:
                 new[path] = filling
-                if filling == "zeros" and not has_zero(left[path].dtype):
+                if filling in BLANKS and not has_zero(left[path].dtype):
                     text = f"{listing([path])}: {describe(left[path])}"
                     problems.add("blank", text, paths=[path])
         return new, tuple(lost)

@@ -32,6 +32,9 @@ from treeadapt.text.names import fold, listing, plural, size_text
 from treeadapt.trees.arrays import is_array
 from treeadapt.trees.paths import SEPARATOR
 
+#: Numbers that fill leaves which the source lacks.
+BLANKS = {"zeros": 0, "ones": 1}
+
 #: What fills leaves in an inverse that a row drops: a target, if it has them.
 DROPPED = "dropped"
 _WIDTH = 88
@@ -46,7 +49,7 @@ class MigrationPlan:
     Attributes:
         groups: leaves that move together, in the order of the result.
         dropped: paths of leaves that have no place in the result.
-        new: paths that the source lacks, and what fills them: ``"zeros"``,
+        new: paths that the source lacks, and what fills them: ``"zeros"``, ``"ones"``,
             ``"target"``, or ``"dropped"`` for a target's leaf that the way there drops.
         lost: what is dropped on the way there, and no target has, as patterns.
         added: shapes and dtypes of these leaves.
@@ -211,7 +214,7 @@ class MigrationPlan:
             likes: leaves of the target, by path.
         """
         groups = (group for group in self.groups if group.row.values.fills)
-        paths = [path for path, filling in self.new.items() if filling != "zeros"]
+        paths = [path for path, filling in self.new.items() if filling not in BLANKS]
         every = (*paths, *itertools.chain(*(group.filled for group in groups)))
         return [
             path

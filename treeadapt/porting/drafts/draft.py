@@ -128,7 +128,7 @@ def draft_marked(
     evidence = Evidence(calls)
     every = _rows(evidence, words, notes, stated)
     rows = [_marked(row, marks or {}) for row in every]
-    unread = []
+    unread = None
     if conversion is not None:
         unread = conversion.unread([*evidence.left(filter(_is_live, rows))[0]])
         dtypes = conversion.dtypes()

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.plan import BLANKS
 from treeadapt.porting.drafts.evidence import Evidence
 from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.merging import canonical, is_guess, merged
@@ -28,6 +29,7 @@ from treeadapt.porting.drafts.writing import (
     written,
 )
 from treeadapt.text.names import fold, listing
+from treeadapt.trees.casting import has_zero
 
 NO_ROW = "The two sides have numbers in common, in an order that no row gives."
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
@@ -69,7 +71,7 @@ def _stays(row: DraftRow) -> bool:
 def finished(
     evidence: Evidence,
     rows: Sequence[DraftRow],
-    unread: Sequence[str],
+    unread: Sequence[str] | None,
     notes: list[str],
     stated: ModelConfig,
 ) -> MigrationDraft:
@@ -78,7 +80,8 @@ def finished(
     Args:
         evidence: both sides.
         rows: that fit, those that numbers contradict too.
-        unread: leaves of the source that a function does not depend on.
+        unread: leaves of the source that a function does not depend on; None if no
+            function was called.
         notes: what is known already.
         stated: of heads and first layers.
     """
@@ -97,17 +100,21 @@ def finished(
     texts, of_rows = written(_in_order(united), stated)
     texts = rows_apart(texts, [*source.leaves], [*target.leaves])
     texts, of_rows = with_first_layers(texts, of_rows, stated)
-    texts = sorted([*texts, *dropping(unread)], key=lambda each: each.row.is_rest)
-    zeros = _zeros(evidence, {path for row in united for path in row.target_paths})
-    migration = as_table(texts, of_rows, dict.fromkeys(zeros, "zeros"))
+    texts = sorted([*texts, *dropping(unread or ())], key=lambda each: each.row.is_rest)
+    made = {path for row in united for path in row.target_paths}
+    constants = {blank: _constants(evidence, made, blank) for blank in BLANKS}
+    new = {text: blank for blank, every in constants.items() for text in every}
+    migration = as_table(texts, of_rows, new)
     pairs = _pairs(migration, united, source, target)
     filled = {path for targets in pairs.values() for path in targets}
-    filled |= {path for paths in zeros.values() for path in paths}
+    filled |= {
+        p for every in constants.values() for paths in every.values() for p in paths
+    }
     doubtful = {
         path for each in texts if each.row.checks for path in each.row.source_paths
     }
     missing = tuple(path for path in target.leaves if path not in filled)
-    gone = {*pairs, *unread}
+    gone = {*pairs, *(unread or ())}
     unexpected = tuple(path for path in source.leaves if path not in gone)
     shared = _sharing(source, target, unexpected, missing)
     few = len(pairs) * 2 < len(source.leaves) and len(filled) * 2 < len(target.leaves)
@@ -125,6 +132,7 @@ def finished(
         tuple(texts),
         tuple(with_sizes(row) for row in refuted),
         of_rows,
+        unread is not None,
         {path: leaf.shape for path, leaf in source.leaves.items()},
     )
 
@@ -139,8 +147,10 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
     return row
 
 
-def _zeros(evidence: Evidence, filled: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return what a function leaves at zero, whatever the source: patterns and paths.
+def _constants(
+    evidence: Evidence, filled: Collection[str], blank: str
+) -> dict[str, tuple[str, ...]]:
+    """Return what is zeros, or ones, whatever the source is: patterns and paths.
 
     As the bias of the keys, which the source lacks. Numbers of a pair of arrays do not
     show that: what is zero there may be a bias that nobody trained.
@@ -148,10 +158,16 @@ def _zeros(evidence: Evidence, filled: Collection[str]) -> dict[str, tuple[str, 
     if len(evidence.calls) < 2:
         return {}
     every = evidence.target.leaves
-    left = [path for path in every if path not in filled]
-    zeros = [p for p in left if not any(t.array(p).any() for _, t in evidence.calls)]
+    number = BLANKS[blank]
+    constant = [
+        path
+        for path, leaf in every.items()
+        if path not in filled and has_zero(leaf.dtype)
+        if all((made.array(path) == number).all() for _, made in evidence.calls)
+        and (leaf.size or blank == "zeros")
+    ]
     patterns: dict[str, tuple[str, ...]] = {}
-    for drop in dropping(zeros):
+    for drop in dropping(constant):
         (text,), paths = drop.sources, tuple(drop.row.source_paths)
         takes = {path for path in every if drop.read.takes(path)}
         is_apart = takes == {*paths}

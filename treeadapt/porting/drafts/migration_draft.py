@@ -32,6 +32,10 @@ _SEEN = (
     "# No shape says these: they were seen at this size alone, so their rows have a",
     "# mark. draft.check at another size gives the table without it.",
 )
+_READ = (
+    "# No row here gives what the function makes of these: the sum of two arrays is a",
+    "# row with `add`, and what is computed otherwise is a row with a function:",
+)
 _STATED = (
     "# The configuration next to the source states it, and shapes fit any number of",
     "# heads. For models of other sizes, write it in [config], and load with config=:",
@@ -55,8 +59,8 @@ class MigrationDraft:
         pairs: for each path of the source the paths of the target that it goes to.
         doubtful: paths of the source whose row has a mark, ``check``.
         missing: leaves of the target that nothing fills.
-        unexpected: leaves of the source without a partner; in the text, their rows that
-            drop them are comments.
+        unexpected: leaves of the source without a partner; in the text, rows that drop
+            them are comments, unless the function reads them.
         notes: what else there is to know: sizes of 1, models that are not alike.
     """
 
@@ -70,6 +74,7 @@ class MigrationDraft:
     _rows: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _refuted: tuple[WrittenRow, ...] = dataclasses.field(repr=False)
     _sizes: WrittenSizes = dataclasses.field(repr=False)
+    _has_function: bool = dataclasses.field(repr=False)
     _shapes: Shapes = dataclasses.field(repr=False)
 
     def check(self, source: Any, other: Any) -> DraftCheck:
@@ -119,7 +124,7 @@ class MigrationDraft:
         if not self._rows:
             lines.append("rows = []")
         if self.migration._new:
-            lines += ["", "# The function leaves these at zero, whatever the source:"]
+            lines += ["", "# The function makes these of no leaf of the source:"]
             lines += ["[new]", *MIGRATION_FILE.field_lines(self.migration._new)]
         for each in self._rows:
             if each.row.is_rest:
@@ -175,6 +180,8 @@ class MigrationDraft:
         unlike = [p for p in self.unexpected if p not in shared | named]
         if not unlike:
             return []
+        if self._has_function:
+            return ["", *_READ, *_listed(fold(unlike))]
         lines = ["", "# Nothing in the target is like these. To drop them:"]
         for each in dropping(unlike):
             lines += ["#", *(f"# {line}" for line in _row_lines(each))]
