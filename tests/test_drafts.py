@@ -1367,6 +1367,20 @@ def test_a_users_own_words_are_added(tmp_path):
     assert draft.pairs["m.suche.weight"] == ("m/q/kernel",)
 
 
+@pytest.mark.parametrize("with_numbers", [True, False])
+def test_the_summary_names_what_to_do_next(with_numbers):
+    """With two functions, with answers, with another size: where it is of use."""
+    source, target = heads_of_two_halves(4, 6)
+    sides = (source, target) if with_numbers else (abstract(source), abstract(target))
+    summary = ta.draft_migration(*sides).summary
+    assert ("draft.check" in summary) == with_numbers
+    for name in ("ta.match_models", "ta.find_wrong_rows"):
+        assert (name in summary) == (not with_numbers)
+    unlike = ta.draft_migration(abstract(source), shapes_of({"a": (5,)})).summary
+    assert "ta.match_models" in unlike
+    assert "find_wrong_rows" not in unlike
+
+
 def test_models_that_are_not_one_are_said_to_be():
     source = abstract({f"a{i}.w": np.zeros((5, 7 + i)) for i in range(6)})
     target = abstract({f"z{i}/k": np.zeros((4, 30 + i)) for i in range(6)})

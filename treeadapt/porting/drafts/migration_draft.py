@@ -45,8 +45,11 @@ _ASKED = (
     "# load_migration, or the name of this file as migration= of load:",
 )
 _MOST_NOTES = 6  # above a row
-_COMPARE = "Compare the answers of both models; ta.find_wrong_rows names a wrong row."
-_RESIZE = "draft.check at another size answers the marks 'sizes' and 'scale'."
+_NEXT = {
+    "functions": "ta.match_models proves a table, given both models as functions.",
+    "answers": "ta.find_wrong_rows names a wrong row, given answers of one model.",
+    "size": "draft.check at another size answers the marks 'sizes' and 'scale'.",
+}
 _KINDS = ("by values", "to check")
 
 
@@ -220,8 +223,14 @@ class MigrationDraft:
         head = plural(len(self._rows), "row")
         lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
         marks = {mark for each in self._rows for mark in each.row.checks}
-        lines += [_COMPARE] if marks - ANSWERED else []
-        lines += [_RESIZE] if marks & ANSWERED else []
+        is_open = bool(marks - ANSWERED)
+        has_gaps = bool(self.missing and not self._has_function)
+        needs = {
+            "functions": is_open or has_gaps,
+            "answers": is_open,
+            "size": bool(marks & ANSWERED),
+        }
+        lines += [text for what, text in _NEXT.items() if needs[what]]
         for noun, paths in (
             ("of the target that nothing fills", self.missing),
             ("of the source without a partner", self.unexpected),
