@@ -81,6 +81,9 @@ def files(tree: Model, file: Path) -> Model:
     ta.save(file, tree, max_shard_bytes=10**6)
     assert_type(ta.compare_checkpoint(file, tree), ta.LoadReport)
     assert_type(ta.load(file), dict[str, Any])
+    untyped: Any = tree
+    model: Model = ta.load(file, untyped)
+    assert_type(ta.load(file, model), Model)
     loaded = ta.load(str(file), tree, where="head", strict=False)
     assert_type(loaded, Model)
     return loaded

@@ -8,12 +8,15 @@ with causes and cures is ``docs/errors.md``, and ``docs/warnings.md``.
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
+import types
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 MAX_MESSAGE_BYTES = 4000
+_OURS = f"{__package__}."
 
 #: Whether ``explaining`` lets errors through. Tests set it, so that it hides no defect.
 RAISES_IN_EXPLANATIONS = False
@@ -38,6 +41,33 @@ class TreeAdaptError(ValueError):
     def __init__(self, message: str, *, paths: Iterable[str] = ()):
         super().__init__(_clip(message))
         self.paths = tuple(dict.fromkeys(paths))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the traceback that IPython 7 and later print, in notebooks too.
+
+        They ask an exception for it. Of frames of this package in a row, only the
+        first, which the caller called, is in it.
+        """
+        shell = sys.modules["IPython"].get_ipython()
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            type(self), self, _folded(self.__traceback__), tb_offset=1
+        )
+        return lines
+
+
+def _folded(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback with one of several frames of this package in a row."""
+    kept: list[types.TracebackType] = []
+    was_ours = False
+    while frames is not None:
+        is_ours = frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS)
+        kept += [] if is_ours and was_ours else [frames]
+        was_ours, frames = is_ours, frames.tb_next
+    folded = None
+    for each in reversed(kept):
+        place = each.tb_frame, each.tb_lasti, each.tb_lineno
+        folded = types.TracebackType(folded, *place)
+    return folded
 
 
 class PathError(TreeAdaptError):

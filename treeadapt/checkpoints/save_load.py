@@ -165,7 +165,6 @@ def save(
 @overload
 def load(
     path: str | os.PathLike[str] | Any,
-    target: None = None,
     *,
     where: Where = ...,
     migration: Migrations = ...,
@@ -175,6 +174,23 @@ def load(
     decode: bool = ...,
     unused: Unused = ...,
 ) -> dict[str, Any]: ...
+
+
+# Without a target these are dicts; but pyright 1.1 takes the first overload that a
+# target of type Any fits, which therefore gives Any.
+@overload
+def load(
+    path: str | os.PathLike[str] | Any,
+    target: None,
+    *,
+    where: Where = ...,
+    migration: Migrations = ...,
+    strict: bool = ...,
+    cast: bool = ...,
+    max_inflight_bytes: int = ...,
+    decode: bool = ...,
+    unused: Unused = ...,
+) -> Any: ...
 
 
 @overload

@@ -36,7 +36,8 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
 from treeadapt.migrations.spellings import HasPlace
-from treeadapt.text.names import Speller, listing, natural
+from treeadapt.text.html_table import html_table
+from treeadapt.text.names import Speller, listing, natural, plural
 from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.trees.casting import has_zero
@@ -431,6 +432,17 @@ class Migration:
         extra = f", sizes={self._sizes!r}" if self._sizes else ""
         extra += f", new={self._new!r}" if self._new else ""
         return f"Migration({table!r}{extra})"
+
+    def _repr_html_(self) -> str:
+        """Return the rows for a notebook."""
+        rows = [(n, row.text, *row.made) for n, row in enumerate(self._rows, 1)]
+        sizes = (f"{name} = {size}" for name, size in self._sizes.items())
+        notes = [f"sizes: {', '.join(sizes)}"] * bool(self._sizes)
+        notes += [f"new: {listing(self._new)}"] * bool(self._new)
+        title = plural(len(rows), "row")
+        if len(self.tables) > 1:
+            title += f" of {len(self.tables)} tables, one after the other"
+        return html_table(title, ("row", "source", "target", "and"), rows, notes)
 
 
 class MigrationChain(Migration):

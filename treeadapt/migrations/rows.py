@@ -134,6 +134,17 @@ class Row:
         return f"{self.text!r} -> {targets or 'dropped'}"
 
     @property
+    def made(self) -> tuple[str, str]:
+        """Its targets as typed, and what else it says of them."""
+        targets = ", ".join(target.text for target in self.targets)
+        _, value = self.typed()
+        options = value[-1] if isinstance(value, tuple) else None
+        extra = "a function" if self.function is not None else ""
+        if isinstance(options, Mapping):
+            extra = ", ".join(f"{name} = {it!r}" for name, it in options.items())
+        return targets or "dropped", extra
+
+    @property
     def drops(self) -> bool:
         """Whether the leaves that it takes have no place in the result."""
         return not self.targets

@@ -25,7 +25,8 @@ from treeadapt.patterns.glob import escape
 from treeadapt.state.fields import numpy_values
 from treeadapt.state.migrate_state import SavedState
 from treeadapt.state.state_slices import StateLeaf
-from treeadapt.text.names import fold, listing, plural, section, shorten
+from treeadapt.text.html_table import html_table
+from treeadapt.text.names import fold, listing, natural, plural, section, shorten
 from treeadapt.transforms.optax_fields import (
     ADAM_FIELDS,
     SCALE_FIELDS,
@@ -84,6 +85,30 @@ class CarryReport:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook."""
+        moved = {name for name, old in self.carried.items() if name != old}
+        title, *_ = self._lines()
+        every: tuple[tuple[str, Collection[str]], ...] = (
+            ("carried, of the same name", [*(self.carried.keys() - moved)]),
+            ("carried, from elsewhere", moved),
+            ("carried in part", self.partly),
+            ("cast", self.retyped),
+            ("fresh, nothing saved fits", self.fresh),
+            ("fresh, of another shape or dtype", self.misshaped),
+            ("fresh, several saved leaves fit", self.ambiguous),
+            ("reset, as asked", self.reset),
+            ("saved, but not moved", self.unmoved),
+            ("saved, but not used", self.left_over),
+        )
+        rows = [
+            (what, f"{len(names):,}", listing(fold(sorted(names, key=natural))))
+            for what, names in every
+            if names
+        ]
+        notes = [f"warning: {text}" for text in self.warnings]
+        return html_table(title, ("leaves", "number", "names"), rows, notes)
 
     def _lines(self) -> Iterator[str]:
         parts = (self.carried, self.fresh, self.reset, self.misshaped, self.ambiguous)
