@@ -16,6 +16,7 @@ import tracemalloc
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from command import invoke
@@ -706,3 +707,51 @@ def test_commands_compare_and_plan_what_is_meant(tmp_path):
     assert "pass --no-decode" in found.stdout
     draft = ta.draft_migration(folder, {"w": jax.ShapeDtypeStruct((256, 256), BF16)})
     assert "a.weight_scale_inv" not in draft.to_toml()
+
+
+# --- two numbers in a byte ---
+
+
+def packed_file(tmp_path, shape, name="F4"):
+    """A file as safetensors writes F4: two in a byte, the low bits first."""
+    size = -(-int(np.prod(shape)) // 2)
+    data = np.random.default_rng(4).integers(0, 256, size, np.uint8)
+    entry = {"dtype": name, "shape": shape, "data_offsets": [0, size]}
+    header = json.dumps({"w": entry}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data.tobytes())
+    return file, np.stack([data & 15, data >> 4], -1).reshape(-1)
+
+
+def test_numbers_of_4_bits_are_read_whole_and_in_shards(tmp_path):
+    file, codes = packed_file(tmp_path, [6, 16])
+    whole = codes.reshape(6, 16).view(ml_dtypes.float4_e2m1fn)
+    read = ta.load(file)["w"]
+    assert read.dtype == whole.dtype
+    assert read.tobytes() == whole.tobytes()
+    assert ta.read_metadata(file)["w"].dtype == whole.dtype
+    for shape, places in (((2,), ("d",)), ((2, 4), ("a", "b")), ((8,), (None, "d"))):
+        names = [name for name in dict.fromkeys(places) if name]
+        sharding = jax.NamedSharding(jax.make_mesh(shape, names), jax.P(*places))
+        for dtype in (whole.dtype, np.float32):
+            like = jax.ShapeDtypeStruct((6, 16), dtype, sharding=sharding)
+            array = ta.load(file, {"w": like}, cast=True)["w"]
+            assert array.sharding == sharding
+            np.testing.assert_array_equal(np.asarray(array), whole.astype(dtype))
+    m = ta.Migration({"w : (a b) c": "w : c b a"}, sizes={"b": 3})
+    turned = ta.load(file, migration=m)
+    want = whole.reshape(2, 3, 16).transpose(2, 1, 0)
+    np.testing.assert_array_equal(turned["w"], want, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "text"),
+    [
+        ([2, 3], "F4", "a byte of 'w' has numbers of two rows"),
+        ([], "F4", "a byte of 'w' has numbers of two rows"),
+        ([2, 4], "F6_E2M3", "unknown dtype, 'F6_E2M3'"),
+    ],
+)
+def test_numbers_that_bytes_do_not_hold_are_an_error(tmp_path, shape, name, text):
+    with pytest.raises(ta.CheckpointError, match=text):
+        ta.load(packed_file(tmp_path, shape, name)[0])

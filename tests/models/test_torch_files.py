@@ -14,12 +14,14 @@ import treeadapt as ta
 
 torch = pytest.importorskip("torch")
 
+FLOAT8 = [name for name in dir(torch) if name.startswith("float8_e")]
+
 
 def as_numpy(value):
     """A tensor's numbers, through integers of their width where NumPy lacks a name."""
     value = value.detach().resolve_conj()
-    names = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}
-    names[torch.float8_e5m2] = torch.uint8
+    names = {torch.bfloat16: torch.int16}
+    names |= {getattr(torch, kind): torch.uint8 for kind in FLOAT8}
     if value.dtype not in names:
         return value.numpy()
     array = value.contiguous().view(names[value.dtype]).numpy()
@@ -91,10 +93,15 @@ def states():
     )
     yield "tied", {"a": tied.weight, "b": tied.weight, "c": tied.bias}
     kinds = "float64 float16 bfloat16 int8 uint8 int16 uint16 int32 uint32 int64 bool "
-    kinds += "complex64 complex128 float8_e4m3fn float8_e5m2"
+    kinds += "complex64 complex128"
     yield (
         "dtypes",
         {kind: torch.arange(6).to(getattr(torch, kind)) for kind in kinds.split()},
+    )
+    codes = torch.arange(256, dtype=torch.uint8)
+    yield (
+        "floats of 8 bits",
+        {kind: codes.clone().view(getattr(torch, kind)) for kind in FLOAT8},
     )
     yield "a list", [torch.ones(2), {"x": torch.zeros(3)}]
 
@@ -111,7 +118,10 @@ def test_what_pytorch_saves_is_read(protocol, tmp_path):
         assert {*read} == {*want}, name
         for path, array in want.items():
             assert read[path].dtype == array.dtype, (name, path)
-            np.testing.assert_array_equal(read[path], array, strict=True, err_msg=path)
+            pair = read[path], array
+            if array.dtype.itemsize == 1:  # NaN too, bit for bit
+                pair = tuple(np.ascontiguousarray(each).view("u1") for each in pair)
+            np.testing.assert_array_equal(*pair, strict=True, err_msg=path)
 
 
 def test_the_ways_out_lead_out(tmp_path):
@@ -167,3 +177,22 @@ def test_a_folder_of_transformers(tmp_path):
             for is_safe in (True, False)
         ]
         assert not ta.tree_diff(*moved, values=True)
+
+
+def test_what_safetensors_packs_is_read(tmp_path):
+    """Its F4, and all floats of 8 bits, as PyTorch has them."""
+    import safetensors.torch
+
+    codes = torch.arange(256, dtype=torch.uint8)
+    packed = codes.clone().reshape(2, 16, 8).view(torch.float4_e2m1fn_x2)
+    state = {kind: codes.clone().view(getattr(torch, kind)) for kind in FLOAT8}
+    file = tmp_path / "x.safetensors"
+    safetensors.torch.save_file({**state, "packed": packed}, file)
+    read = ta.load(file)
+    assert read["packed"].shape == (2, 16, 16)
+    numbers = np.stack([codes.numpy() & 15, codes.numpy() >> 4], -1)
+    want = numbers.reshape(2, 16, 16).view(jnp.float4_e2m1fn)
+    np.testing.assert_array_equal(read["packed"], want, strict=True)
+    for kind, tensor in state.items():
+        assert read[kind].dtype == as_numpy(tensor).dtype
+        assert read[kind].tobytes() == as_numpy(tensor).tobytes()

@@ -96,6 +96,42 @@ class Codes:
         return codes[(slice(None),) * axis + (slice(start, start + length),)]
 
 
+@dataclasses.dataclass(frozen=True)
+class PackedArray:
+    """An array of numbers of 4 bits, two in a byte, the low bits first.
+
+    Attributes:
+        codes: the numbers as they are in the bytes.
+        shape: of the array.
+        dtype: of the array, in which a number has a byte.
+    """
+
+    codes: Codes
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.read([whole(self.shape)])[0]
+
+    def read(self, boxes: Sequence[Box], into: Sequence[Any] = ()) -> list[Any]:
+        """Read boxes, each to an array of NumPy.
+
+        Args:
+            boxes: of the array.
+            into: arrays to fill, None for a new one; empty for new ones.
+
+        Raises:
+            CheckpointError: the file ends before, or cannot be read.
+        """
+        codes = self.codes.read(boxes)
+        arrays = [np.ascontiguousarray(each).view(self.dtype) for each in codes]
+        for place, given in enumerate(into):
+            if given is not None:
+                given[...] = arrays[place]
+                arrays[place] = given
+        return arrays
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodedArray:
     """An array that is stored as codes and scales.

@@ -23,6 +23,7 @@ import numpy as np
 
 from treeadapt.checkpoints import shard_index
 from treeadapt.checkpoints.array_boxes import FileArray
+from treeadapt.checkpoints.decoded_array import Codes, PackedArray
 from treeadapt.checkpoints.errors import AGAIN, refuse, reported
 from treeadapt.checkpoints.record import (
     MAX_LEAVES,
@@ -53,6 +54,7 @@ _DTYPE_NAMES = (
     "F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu"
 )
 _DTYPES = dict(pair.split(":") for pair in _DTYPE_NAMES.split())
+_PACKED = "F4"  # two in a byte, the low bits first (safetensors 0.6 and later)
 
 
 def read_metadata(path: AnyPath) -> Stored:
@@ -259,14 +261,19 @@ def _of_file(path: AnyPath) -> Stored:
     places: dict[tuple[int, int], str] = {}
     for name, entry in header.items():
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
+        dtype = "float4_e2m1fn" if dtype == _PACKED else dtype
         leaf = abstract(path, name, entry["shape"], dtype)
         start, stop = entry["data_offsets"]
-        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+        is_packed = entry["dtype"] == _PACKED
+        if is_packed and (not leaf.shape or leaf.shape[-1] % 2):
+            refuse(path, f"a byte of {listing([name])} has numbers of two rows")
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize // (1 + is_packed)
         if {type(start), type(stop)} != {int} or stop - start != size:
             refuse(path, f"the leaf {listing([name])} has another size than its data")
         places[start, stop] = name
-        key = FileArray(path, data_bytes + start, leaf.shape, leaf.dtype)
-        table[name] = Leaf(leaf, key=key)
+        table[name] = Leaf(
+            leaf, key=_array(path, data_bytes + start, leaf, is_packed=is_packed)
+        )
     end = 0
     for start, stop in sorted(places):
         if start != end:
@@ -280,6 +287,16 @@ def _of_file(path: AnyPath) -> Stored:
     if marks is None:
         return Stored(path, table | _shared(texts, table))
     return marked(path, table, sound_marks(path, parse_json(marks)))
+
+
+def _array(path: AnyPath, start_bytes: int, leaf: Any, *, is_packed: bool) -> Any:
+    """Return what reads an array of a file."""
+    if not is_packed:
+        return FileArray(path, start_bytes, leaf.shape, leaf.dtype)
+    *rows, last = leaf.shape
+    data = FileArray(path, start_bytes, (*rows, last // 2), np.dtype(np.uint8))
+    codes = Codes(data, bits=4, axis=len(rows))
+    return PackedArray(codes, leaf.shape, leaf.dtype)
 
 
 def _shared(texts: Mapping[str, Any], table: Mapping[str, Leaf]) -> dict[str, Leaf]:
