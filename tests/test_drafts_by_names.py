@@ -173,6 +173,51 @@ def test_axes_follow_rows_that_numbers_prove():
     ]
 
 
+def padded(width: int) -> tuple[Arrays, Arrays]:
+    """A vocabulary that is longer by zeros, and a map that is not."""
+    source = numbers(
+        {
+            "model.embed_tokens.weight": (37, width),
+            "lm_head.weight": (37, width),
+            "model.layers.0.mlp.up_proj.weight": (24, width),
+        }
+    )
+    embed, head, up = source.values()
+    more = ((0, 11), (0, 0))
+    target = {
+        "embed/embedding": np.pad(embed, more),
+        "head/kernel": np.pad(head, more).T,
+    }
+    return source, target | {"layers_0/up/kernel": up.T}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_vocabulary_that_is_longer_by_zeros_is_paired_by_names(is_back):
+    source, target = padded(16)[:: -1 if is_back else 1]
+    draft = ta.draft_migration(abstract(source), abstract(target))
+    marks = [row.notes.check for row in draft.migration.rows]
+    assert sum("length" in mark for mark in marks) == 2
+    assert not draft.missing
+    assert not draft.unexpected
+    source, target = padded(19)[:: -1 if is_back else 1]
+    made = draft.migration(source, target)
+    assert not ta.tree_diff(made, target, values=True)
+    back = draft.migration.inverse(target, source)
+    assert not ta.tree_diff(back, source, values=True)
+    if is_back:
+        source["embed/embedding"][-1] = 1
+        with pytest.raises(ta.MigrationError, match="what is cut off is not zero"):
+            draft.migration(source, target)
+
+
+def test_maps_of_other_widths_are_not_padded():
+    source = abstract(
+        {"h.0.up.weight": np.zeros((24, 16)), "norm.weight": np.zeros(16)}
+    )
+    target = abstract({"h/0/up/kernel": np.zeros((16, 32)), "norm/scale": np.zeros(20)})
+    assert not ta.draft_migration(source, target).pairs
+
+
 def test_parts_that_words_do_not_order_are_marked():
     source, target = words_of_a_list()
     draft = ta.draft_migration(abstract(source), abstract(target))

@@ -41,6 +41,7 @@ _UNSHARED = 0.05  # of 1: what a word takes away, so that a longer name is left 
 _LEAST_MARGIN = 0.2  # of 2: how much better a pair is than its rivals
 _LEAST_NAME = 0.2  # of 1: what a pair has in common, to say something of others
 _ROUNDS = 3  # of neighbours that are paired, and pair others
+_PADDED = {"embed", "head", "positions"}  # what libraries make longer by zeros
 _KINDS = {"weight", "bias", "mean", "var"}  # of the leaves of one module
 _MOST_NAMED = 3  # candidates in a comment
 
@@ -75,6 +76,10 @@ def propose(
     sisters = Sisters(_proved(by_values), assignment.seen())
     rows = [each.row(sisters) for each in fused]
     rows += [assignment.row(i, j, sisters) for i, j in assignment.pairs.items()]
+    for one, two, axis, more in _of_other_length(assignment.left(), words):
+        single = _Assignment([one], [two], words, by_values)
+        every = (single.row(*pair, sisters) for pair in single.pairs.items())
+        rows += [_padded(row, axis, more) for row in every]
     return rows, sum(len(ones[i].paths) for i in assignment.crowded)
 
 
@@ -349,6 +354,44 @@ class _Assignment:
             (note,) if note else (),
             cast=dtypes if dtypes[0] != dtypes[1] else (),
         )
+
+
+def _of_other_length(
+    left: Sequence[tuple[Sequence[Family], set[int]]], words: Words
+) -> Iterator[tuple[Family, Family, int, int]]:
+    """Yield families of which one is longer along an axis, cut to one length.
+
+    As of a vocabulary that a library pads with zeros. With them comes the axis, and by
+    how much the target is longer; less than 0 if the source is.
+    """
+    ones, twos = ([side[number] for number in sorted(some)] for side, some in left)
+    used: set[Family] = set()
+    for one, two in itertools.product(ones, twos):
+        is_known = _PADDED.intersection(words.of(one.text), words.of(two.text))
+        shapes = Counter(one.shape), Counter(two.shape)
+        lengths = [*(shapes[0] - shapes[1]).elements()]
+        others = [*(shapes[1] - shapes[0]).elements()]
+        if not is_known or len(one.shape) < 2 or one.counts != two.counts:
+            continue
+        if len(lengths) != 1 or len(others) != 1 or used & {one, two}:
+            continue
+        used |= {one, two}
+        more = others[0] - lengths[0]
+        longer, length = (two, others[0]) if more > 0 else (one, lengths[0])
+        axis = longer.shape.index(length)
+        shape = [*longer.shape]
+        shape[axis] -= abs(more)
+        cut = dataclasses.replace(longer, shape=tuple(shape))
+        yield (one, cut, axis, more) if more > 0 else (cut, two, axis, more)
+
+
+def _padded(row: DraftRow, axis: int, more: int) -> DraftRow:
+    """Return a row of leaves that were cut to one length as that of the whole."""
+    length = ((axis, 0, abs(more)),)
+    row = row.marked("length", f"{abs(more)} zeros at the end")
+    if more > 0:
+        return dataclasses.replace(row, pads=length)
+    return dataclasses.replace(row, cuts=length)
 
 
 def _alike(ones: Sequence[Any], twos: Sequence[Any]) -> list[tuple[int, int]]:

@@ -354,7 +354,8 @@ def _written(
         operations["cast"] = list(row.cast)
     if row.cuts:
         cut = _padded(row.sources[0], row.cuts, names)
-        operations["undo"] = {"pad": cut, "fill": "target"}
+        fill = {"fill": "target"} if row.evidence == "values" else {}  # else zeros
+        operations["undo"] = {"pad": cut} | fill
     return WrittenRow(sources, targets, operations, row)
 
 
