@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -274,6 +275,34 @@ def test_a_transformation_that_looks_for_modules_finds_them_as_tree(name):
         assert all(jax.tree.leaves(chosen))
 
 
+def test_a_box_with_nothing_to_show_is_none_as_tree():
+    """An optimizer asks a module for its bias, and would take the box for one."""
+    seen = []
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        is_pair = functools.partial(lambda cls, x: isinstance(x, cls), Pair)
+        seen.extend(jax.tree.leaves(updates, is_leaf=is_pair))
+        return updates, state
+
+    looks = optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    model = [
+        Pair(
+            flax.linen.Partitioned(w(), ("a", None)),
+            flax.linen.Partitioned(b(), (None,)),
+        )
+    ]
+    tx = ta.partition(
+        {"modules": looks, "others": optax.sgd(1.0)},
+        {"**/up": "modules", "**": "others"},
+        as_tree=True,
+    )
+    updates, _ = tx.update(model, tx.init(model), model)
+    (pair,) = seen
+    assert isinstance(pair.up, flax.linen.Partitioned)
+    assert pair.down is None
+    assert jax.tree.structure(updates) == jax.tree.structure(model)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -342,10 +371,21 @@ def test_callbacks_and_layers_as_tree_are_in_the_places_of_the_tree():
         assert state.inner_states[label] == loss(cut | {"head": head})
 
 
+def is_empty_box(node: Any) -> bool:
+    is_box = isinstance(node, nnx.Variable | flax.linen.Partitioned)
+    is_box = is_box or type(node).__name__ == "NonTrainable"  # of paramax
+    return is_box and not jax.tree.leaves(node)
+
+
 def assert_runs_the_program_of_the_callers_tree(case: Any, row: Any) -> None:
     tree = row.make()
     params = flat_params(tree)
-    of_arrays = like(tree, params)  # as equinox.partition gives it
+    # As equinox.partition gives it, with None for a box that has nothing in it.
+    of_arrays = jax.tree.map(
+        lambda node: None if is_empty_box(node) else node,
+        like(tree, params),
+        is_leaf=is_empty_box,
+    )
     plain = Step(case, of_arrays, case.make(), cast_back=True)
     step = Step(case, tree, ta.adapt(case.make(), as_tree=True))
     state = step.init(params)

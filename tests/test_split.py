@@ -800,3 +800,14 @@ def test_a_rest_that_cannot_be_donated_says_so():
     params, rest = ta.split(tree, "w", tie={"b": "a"})
     params, rest = step(params, rest)
     assert ta.merge(params, rest)["b"] is ta.merge(params, rest)["a"]
+
+
+@pytest.mark.parametrize("where", ["**/<Linear>", ta.node(eqx.nn.Linear)], ids=repr)
+def test_the_rest_of_a_split_has_no_classes(where):
+    model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    _, rest = ta.split(model, "layers/0/**")
+    with pytest.raises(ta.SelectorError, match=r"the rest of a split.*\.bind\(tree\)"):
+        ta.split(rest, where)
+    bound = ta.Rules([(where, "a")]).bind(model).where("a")
+    params, _ = ta.split(rest, bound)
+    assert list(params) == ["layers/1/weight", "layers/1/bias"]

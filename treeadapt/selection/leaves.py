@@ -42,7 +42,7 @@ class Leaves:
 
     Raises:
         SelectorError: classes or siblings are asked for, and the tree is a flat dict,
-            which has lost them.
+            or the rest of a split, which has lost them.
     """
 
     # Whether names alone decide the rows of this, the whole table.
@@ -56,16 +56,19 @@ class Leaves:
         holes: Sequence[str] = (),
     ):
         self.view, self.matcher, self.holes = view, matcher, holes
-        if view.plan.is_flat_dict and (matcher.asking or "classes" in needs):
+        is_rest = getattr(view.plan.root, "forgets_classes", False)
+        asks = bool(matcher.asking) or "classes" in needs
+        if asks and (is_rest or view.plan.is_flat_dict):
             part = repr(matcher.asking[0]) if matcher.asking else "A class selector"
+            what = "the rest of a split" if is_rest else "a flat dict"
             python = (
                 "Decide on the tree that it was made from: selector.bind(tree), or "
                 "rules.bind(tree), answers by path from then on."
             )
             cure = worded(python, "Name the model as TREE, module:function.")
             raise SelectorError(
-                f"{part} asks for the classes of nodes or counts their children, and a "
-                f"flat dict no longer has these. {cure}"
+                f"{part} asks for the classes of nodes or counts their children, and "
+                f"{what} no longer has these. {cure}"
             )
         self._masks, by_names = self._match()
         self._shapes: dict[int, Any] = {}  # by leaf; for all parts of the table

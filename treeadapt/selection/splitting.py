@@ -14,7 +14,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,9 @@ class Rest(Generic[T]):
     """
 
     __slots__ = ("_form", "_values")
+
+    #: Its arrays are by path: selectors of classes are to be asked of the whole tree.
+    forgets_classes: ClassVar[bool] = True
 
     def __init__(self, values: Sequence[Any], form: _Form):
         self._values = tuple(values)

@@ -2,8 +2,8 @@
 
 Some transformations look for modules by class, and find none in a flat dict. Such a one
 is marked as ``OnTree``; ``on_tree`` runs it on trees of the caller's classes with None
-in all other places, which is what ``equinox.partition`` gives, and takes the updates
-apart again. Its state is its own on that tree.
+in all other places, as ``equinox.partition`` gives it, and in place of a box in which
+nothing is shown; and takes the updates apart again. Its state is its own on that tree.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from treeadapt.errors import TransformError
 from treeadapt.selection.whole_tree import WholeTree
 from treeadapt.text.names import listing
 from treeadapt.transforms.flat import FlatDict, by_half, callbacks_on_flat, shaped_extra
+from treeadapt.trees.adapters.adapter import BOX
 from treeadapt.trees.adapters.registry import current_registry
 from treeadapt.trees.views import TreeView, view_tree
 
@@ -49,7 +50,8 @@ def on_tree(tx: Any, whole: WholeTree) -> optax.GradientTransformationExtraArgs:
                 f"With as_tree=True a group has one part of an array; {listing(flat)} "
                 "has several. Give these layers one label, or leave as_tree=True out."
             )
-        return view.rebuild([leaves.get(path) for path in view.plan.paths])
+        hidden = view.rebuild([leaves.get(path) for path in view.plan.paths])
+        return _without_empty_boxes(hidden)
 
     def flattened(tree: Any, keys: FlatDict) -> Any:
         flat = view_tree(tree).flat()
@@ -75,6 +77,24 @@ def on_tree(tx: Any, whole: WholeTree) -> optax.GradientTransformationExtraArgs:
         return by_half(back, new), after
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _without_empty_boxes(tree: Any) -> Any:
+    """Return a tree with None for each box in which nothing is shown.
+
+    Who looks into a module asks whether it has a bias, and takes a box for one.
+    """
+    find = current_registry().find
+
+    def is_empty(node: Any) -> bool:
+        adapter = find(node).adapter
+        keys = adapter.flatten(node).keys if adapter else ()
+        is_box = bool(keys) and all(key is BOX for key in keys)
+        return is_box and not jtu.tree_leaves(node)
+
+    return jtu.tree_map(
+        lambda leaf: None if is_empty(leaf) else leaf, tree, is_leaf=is_empty
+    )
 
 
 def _require_known_to_jax(view: TreeView) -> None:
