@@ -160,7 +160,7 @@ def of_rank(leaves: dict[str, np.ndarray], layers: Any) -> dict[str, np.ndarray]
         # target_modules: queries and values alone
         (
             lambda a: {k: v for k, v in a.items() if "q_proj" in k or "v_proj" in k},
-            "4 rows: no leaf goes to",
+            "4 rows: no leaf is taken by",
         ),
         # layers_to_transform: not the first, or not the last
         (

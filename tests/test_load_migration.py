@@ -628,7 +628,7 @@ def test_one_error_says_all_and_nothing_is_read(tmp_path, monkeypatch):
         assert len(text.encode()) <= 4_000
         for part in (
             "no row takes\n  'extra'",
-            "no leaf goes to\n  'model.norm.weight'",
+            "no leaf is taken by\n  'model.norm.weight'",
             "without 'model.layers.1.mlp.down_proj.weight'",
             "'model.layers.2.self_attn.q_proj.weight' is float32[4,5]",
         ):
@@ -652,7 +652,7 @@ def test_one_error_says_all_and_nothing_is_read(tmp_path, monkeypatch):
 def test_a_second_run_is_an_error(file, tmp_path, monkeypatch):
     ta.save(tmp_path / "y.safetensors", ta.load(file, migration=migration()))
     monkeypatch.setattr(migrated, "read_arrays", None)
-    with pytest.raises(ta.MigrationError, match="no leaf goes to"):
+    with pytest.raises(ta.MigrationError, match="no leaf is taken by"):
         ta.load(tmp_path / "y.safetensors", migration=migration())
 
 

@@ -289,7 +289,7 @@ def test_captures_are_the_leftmost_shortest_of_their_kind(template, path, found)
         return ta.Migration({template: target})({path: 1.0})
 
     if found is None:
-        problem = "column 4" if template == "{a}{b" else "no leaf goes to"
+        problem = "column 4" if template == "{a}{b" else "no leaf is taken by"
         assert problem in message(rename)
     else:
         texts = (found[name] for name in names)
@@ -300,7 +300,7 @@ def test_hostile_names_take_no_time():
     text = "_".join(f"{{c{i}}}" for i in range(200)) + "x"
     names = ["a_" * 2_000, "_" * 4_000, "a" * 100_000]
     said = message(lambda: ta.Migration({text: "y"})(dict.fromkeys(names, 0.0)))
-    assert "no leaf goes to" in said
+    assert "no leaf is taken by" in said
 
 
 # --- plans ---

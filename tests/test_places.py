@@ -199,7 +199,9 @@ def test_findings_of_rows_are_on_the_line_of_the_row(tmp_path, is_chain):
     table.write_text(text)
     rows = text.splitlines()
     said = annotations(model, "--migration", table)
-    unused = {text: line for text, line in said.items() if "no leaf goes to" in text}
+    unused = {
+        text: line for text, line in said.items() if "no leaf is taken by" in text
+    }
     assert unused, said
     for text, line in unused.items():
         assert rows[line - 1] == head, text

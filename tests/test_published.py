@@ -309,7 +309,7 @@ def test_an_optional_row_may_match_nothing_in_both_directions(tmp_path):
     assert m != ta.Migration({"a : i o": "b : o i", "c : i": "d : i"})
     with pytest.raises(ta.MigrationError, match="its optional is not True"):
         ta.Migration({"c": ("d", {"optional": False})})
-    with pytest.raises(ta.MigrationError, match="no leaf goes to"):
+    with pytest.raises(ta.MigrationError, match="no leaf is taken by"):
         m({"c": leaf(2)})
 
 

@@ -97,7 +97,7 @@ def test_files_of_other_spellings_give_the_same_params_and_come_back(
     # What every file has is still missed.
     needed = (r for r in m.rows if not (r.drops or r.notes.optional or r.notes.copy))
     row = next(needed)
-    with pytest.raises(ta.MigrationError, match="no leaf goes to"):
+    with pytest.raises(ta.MigrationError, match="no leaf is taken by"):
         m({name: leaf for name, leaf in spelt.items() if not row.takes(name)})
 
 

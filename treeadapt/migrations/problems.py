@@ -166,7 +166,7 @@ _CAPTURES = re.compile(r"\{[^{}]*\}")
 # the command words it.
 _KINDS: dict[str, tuple[str, ...]] = {
     "unmatched": ("leaf", "no row takes"),
-    "unused": ("row", "no leaf goes to"),
+    "unused": ("row", "no leaf is taken by"),
     "ambiguous": ("leaf", "two addresses of one row match"),
     "torn": ("group", "parts are missing of"),
     "unequal": ("group", "its arrays differ"),
