@@ -17,6 +17,7 @@ from benchmarks import (
     caches,
     checkpointing,
     conversion,
+    decoding,
     dispatch,
     drafting,
     grouping,
@@ -41,6 +42,7 @@ TOPICS: dict[str, Any] = {
     "operations": operating,
     "drafts": drafting,
     "checkpoints": checkpointing,
+    "decoding": decoding,
     "planning": planning,
     "stacks": stacking,
     "training": training,
@@ -161,7 +163,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "planning": (1, 1),
         "stacks": (12, 8),
     }
-    if topic is checkpointing and quick:
+    if topic in (checkpointing, decoding) and quick:
         return list(topic.figures(2, 128, 1, apart=False))
     return list(topic.figures(*(smallest.get(topic.TOPIC, ()) if quick else ())))
 

@@ -337,7 +337,7 @@ def _measured(work: str, folder: Path, layers: int, width: int) -> dict[str, flo
         given: Any = target
         if step == "save":
             given = _load_treeadapt(path, target)
-        before = _memory_bytes("VmRSS")
+        before = memory_bytes("VmRSS")
         start = time.perf_counter()
         made = jax.block_until_ready(_WORKS[step][name](path, given))
         seconds = time.perf_counter() - start
@@ -346,7 +346,7 @@ def _measured(work: str, folder: Path, layers: int, width: int) -> dict[str, flo
         largest = max(leaf.nbytes for leaf in groups)
         found = {
             "seconds": seconds,
-            "beyond": max(0, _memory_bytes("VmHWM") - before - arrays),
+            "beyond": max(0, memory_bytes("VmHWM") - before - arrays),
             "largest": largest,
             "arrays": arrays,
             "leaves": len(target),
@@ -354,7 +354,7 @@ def _measured(work: str, folder: Path, layers: int, width: int) -> dict[str, flo
     return found
 
 
-def _memory_bytes(field: str) -> int:
+def memory_bytes(field: str) -> int:
     """Return what the system counts of this process, on Linux."""
     for line in Path("/proc/self/status").read_text("utf-8").splitlines():
         if line.startswith(f"{field}:"):
