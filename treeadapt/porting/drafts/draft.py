@@ -202,7 +202,10 @@ def _rows(
     proposed = _proposed(evidence, words, rows, notes)
     tested = [each for row in proposed for each in evidence.tested(row)]
     tested += _of_other_sizes(evidence, [*rows, *tested], words)
-    tested = [*evidence.with_rivals(tested)]
+    counted = evidence.counted([*rows, *tested])
+    done = {path for row in counted for path in row.target_paths}
+    tested = [row for row in tested if row.is_live or done.isdisjoint(row.target_paths)]
+    tested = [*evidence.with_rivals([*tested, *counted])]
     shows = any(r.is_live and r.evidence == "values" for r in (*rows, *tested))
     shows = shows or evidence.are_equal(tested)
     if not shows:

@@ -35,7 +35,12 @@ from treeadapt.porting.drafts.numbers import (
     known_in_all,
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
-from treeadapt.porting.drafts.values import find_links, leaf_of, rows_of_links
+from treeadapt.porting.drafts.values import (
+    find_links,
+    leaf_of,
+    rows_of_counted_names,
+    rows_of_links,
+)
 from treeadapt.porting.drafts.writing import as_table, written
 from treeadapt.text.names import fold, listing
 
@@ -149,6 +154,15 @@ class Evidence:
         olds, news = self._leaves(0, ones, crops), self._leaves(1, twos, crops)
         links = find_links(olds, news, known, _LEAST_SHARE)
         return [*self._fitting(rows_of_links(olds, news, links), crops, changed)]
+
+    def counted(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
+        """Return what numbers show of arrays whose names are only numbers, at last."""
+        live = [row for row in rows if row.is_live]
+        ones, twos = map(list, self.left(live))
+        olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
+        known = self._known(self._found(ones, twos))
+        links = find_links(olds, news, known, _LEAST_SHARE)
+        return [*self._fitting(rows_of_counted_names(olds, news, links), {}, {})]
 
     def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
         leaves = (self.source, self.target)[side].leaves

@@ -125,18 +125,54 @@ def rows_of_links(
         targets: all leaves of the target.
         links: between some of them.
     """
-    counts = (
-        Counter(leaf.template for leaf in sources),
-        Counter(leaf.template for leaf in targets),
-    )
-    pools: dict[object, list[list[Link]]] = {}
-    for component in _components(links):
-        ends = {end for link in component for end in enumerate(_templates(link))}
-        pools.setdefault(frozenset(ends), []).append(component)
+    counts = _counted(sources, targets)
+    pools = _pools(links)
     by_pool = {ends: _rows_of_pool(pool, counts) for ends, pool in pools.items()}
     failed = {ends: pools[ends] for ends, rows in by_pool.items() if not rows}
     rows = [row for rows in by_pool.values() for row in rows]
     return rows + _rows_of_words(failed, counts)
+
+
+def rows_of_counted_names(
+    sources: Iterable[NumberedLeaf],
+    targets: Iterable[NumberedLeaf],
+    links: Iterable[Link],
+) -> list[DraftRow]:
+    """Return rows in which numbers are names, of arrays that are only counted.
+
+    As of parameters of a list: ``t7`` and ``t9`` are one array, as ``t8`` and ``t10``
+    are another one.
+
+    Args:
+        sources: all leaves of the source.
+        targets: all leaves of the target.
+        links: between some of them, that follow no other row.
+    """
+    counts = _counted(sources, targets)
+    rows: list[DraftRow] = []
+    for pool in _pools(links).values():
+        if len(pool) <= _MOST_NAMES:
+            every = [_rows_with_a_name([each], counts, in_order=True) for each in pool]
+            rows += [row for of_one in every for row in of_one or () if all(every)]
+    return rows
+
+
+def _counted(
+    sources: Iterable[NumberedLeaf], targets: Iterable[NumberedLeaf]
+) -> Counts:
+    return (
+        Counter(leaf.template for leaf in sources),
+        Counter(leaf.template for leaf in targets),
+    )
+
+
+def _pools(links: Iterable[Link]) -> dict[object, list[list[Link]]]:
+    """Return links that hang together, by the templates of both of their ends."""
+    pools: dict[object, list[list[Link]]] = {}
+    for component in _components(links):
+        ends = {end for link in component for end in enumerate(_templates(link))}
+        pools.setdefault(frozenset(ends), []).append(component)
+    return pools
 
 
 def _templates(link: Link) -> tuple[Pattern, Pattern]:
@@ -311,7 +347,7 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
         )
         shapes.setdefault(key, []).append(component)
     if len(shapes) == 1:
-        return _rows_of_components(pool, counts)
+        return []
     parts = (
         _Pool(part, counts).rows() or _rows_with_a_name(part, counts)
         for part in shapes.values()
@@ -319,24 +355,14 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
     return [row for part in parts for row in part or ()]
 
 
-def _rows_of_components(pool: Components, counts: Counts) -> list[DraftRow]:
-    """Return one row for each component, in which numbers are names; none if not all.
-
-    As of parameters that are only counted: `t7` and `t9` are one array, as `t8` and
-    `t10` are another one.
-    """
-    if not 1 < len(pool) <= _MOST_NAMES:
-        return []
-    every = [_rows_with_a_name([component], counts) or [] for component in pool]
-    return [row for rows in every for row in rows] if all(every) else []
-
-
-def _rows_with_a_name(pool: Components, counts: Counts) -> list[DraftRow] | None:
+def _rows_with_a_name(
+    pool: Components, counts: Counts, *, in_order: bool = False
+) -> list[DraftRow] | None:
     """Return the rows if one number of a path is a part of its name, as in ``w0``.
 
-    So are those of arrays that follow each other and differ in size, of ties, and of
-    some that are a stack in the order of their numbers. What is a stack in another
-    order has no row.
+    So are those of arrays that follow each other and differ in size, and of ties; and
+    where nothing else is a row, ``in_order``, of some that are a stack in the order of
+    their numbers. What is a stack in another order has no row.
     """
     for side in (0, 1):
         values: dict[tuple[Pattern, int], set[int]] = {}
@@ -353,7 +379,7 @@ def _rows_with_a_name(pool: Components, counts: Counts) -> list[DraftRow] | None
             are_copies = all(len(r.places) > 2 and not r.has_bracket for r in rows)
             if rows and (are_copies or len(shapes[template]) > 1):
                 return rows
-            if rows and all(map(_is_ascending, rows)):
+            if rows and in_order and all(map(_is_ascending, rows)):
                 note = "these numbers were seen at this size alone"
                 return [row.marked("sizes", note) for row in rows]
     return None
