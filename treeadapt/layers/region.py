@@ -44,7 +44,7 @@ class Along(NamedTuple):
     numbers: Sequence[int]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Region:
     """Some layers of one array; all of it, if it is along no axis.
 
@@ -129,6 +129,8 @@ class Region:
 
     def shape(self, of: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of these layers of an array of a shape."""
+        if not self.along:
+            return tuple(of)
         shape = list(of)
         for each in self.along:
             shape[each.axis] = len(each.numbers)

@@ -217,6 +217,9 @@ def _by_copies(
 ) -> Iterator[Share]:
     """Yield what one row takes, for each set of copies by itself."""
     row = rows[place]
+    if not any((place, match.path) in copied for match in matches):
+        yield Share(place, row, matches)
+        return
     by_copies: dict[tuple[int, ...], list[Taken]] = {}
     for match in matches:
         copies = copied.get((place, match.path), {})

@@ -109,7 +109,7 @@ class GroupMaker:
             paths = [match.path for match in matches]
             self.problems.fail(kind, text, self.typed or self.row, {}, paths)
             return []
-        groups = [*self._moved(matches, counts)]
+        groups = [*(self._renamed if self._renames else self._moved)(matches, counts)]
         self._check_products(groups)
         return sorted(groups, key=lambda group: natural(group.targets[0][0]))
 
@@ -262,6 +262,29 @@ class GroupMaker:
                     self.typed or self.row,
                     leaves=[*firsts.values()],
                 )
+
+    @property
+    def _renames(self) -> bool:
+        """Whether each leaf gets another name, and nothing else."""
+        row = self.row
+        captures = (
+            c for each in (*row.sources, *row.targets) for c in each.path.captures
+        )
+        return (
+            len(row.sources) == len(row.targets) == 1
+            and not (row.moves or row.function or self._takes)
+            and not any(map(self._inner, (*row.sources, *row.targets)))
+            and all(c.names == (c.key,) for c in captures)
+        )
+
+    def _renamed(self, matches: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
+        """Plan leaves that get new names, a group each, faster than ``_moved`` does."""
+        (target,) = self.row.targets
+        self.problems.num_made += len(matches)  # never more than the source has
+        for _, path, captures in matches:
+            paths = ((path,),), ((target.path.fill(captures, counts),),)
+            specs = (self.source[path],)
+            yield Group(self.row, self.place, *paths, None, specs)
 
     def _moved(self, matches: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
         """Plan leaves of which several may be in one group."""

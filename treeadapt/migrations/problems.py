@@ -195,8 +195,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "abstract": (
         "leaf",
         "the target's values are kept, and no target has any: pass one with arrays for",
-        "the target's values are kept, and none has any: name a checkpoint as --target "
-        "for",
+        "the target's values are kept, and no target has any: name a checkpoint as "
+        "--target for",
     ),
     "blank": ("leaf", "new= cannot make zeros for", "[new] cannot make zeros for"),
     "missing": ("leaf", "nothing fills"),

@@ -39,6 +39,7 @@ _TOKEN = re.compile(
     r"|(?P<stars>\*+)|\\(?P<escaped>.)|(?P<plain>[^{}*?\[\\]+|\\)|(?P<bare>.)",
     re.DOTALL,
 )
+_FEW = 4  # templates
 _WORD = re.compile(r"[^\W_]+")
 _WHOLE_WORD = re.compile(r"(?<=[\W_])[^\W_]+(?=[\W_])")
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
@@ -395,6 +396,7 @@ class Index:
 
     def __init__(self, templates: Iterable[Template]) -> None:
         every = [template.keys for template in templates]
+        self._few = [*range(len(every))] if len(every) <= _FEW else []
         counts = Counter(itertools.chain(*every))
         self._places: dict[str, list[int]] = {}
         for place, keys in enumerate(every):
@@ -405,6 +407,8 @@ class Index:
 
     def near(self, path: str) -> list[int]:
         """Return the places of all templates that may match, in order."""
+        if self._few:  # to try each takes less than to look
+            return self._few
         text = f"{SEPARATOR}{path}{SEPARATOR}"
         starts = (text[:length] for length in self._lengths)
         keys = dict.fromkeys([text[1:], *_WORD.findall(text), *starts])

@@ -48,6 +48,7 @@ from treeadapt.text.names import (
 from treeadapt.text.places import Place
 from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.arrays import Tree, is_array
+from treeadapt.trees.describing import written_dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -510,7 +511,7 @@ def _leaf_row(
     return LeafRow(
         layers.path,
         shape,
-        str(leaf.dtype),
+        written_dtype(leaf.dtype),
         num_params,
         size_bytes,
         *decided,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import numbers
 from typing import Any
+
+import numpy as np
 
 from treeadapt.text.names import shorten
 from treeadapt.trees.arrays import is_array
@@ -14,14 +17,27 @@ def describe(leaf: Any) -> str:
     """Write a leaf's dtype and shape, or its type if it is not an array.
 
     Example:
-        >>> import numpy as np
         >>> describe(np.zeros((2, 3), np.float32)), describe(1.0)
         ('float32[2,3]', 'a float')
     """
     if not is_array(leaf):
         name = type(leaf).__name__
         return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return f"{written_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
+
+
+def written_dtype(dtype: Any) -> str:
+    """Write the dtype of an array.
+
+    Example:
+        >>> written_dtype(np.dtype("float32"))
+        'float32'
+    """
+    return _numpy_text(dtype) if isinstance(dtype, np.dtype) else str(dtype)
+
+
+# NumPy takes 4 microseconds to write a dtype, and most leaves of a model share one.
+_numpy_text = functools.lru_cache(maxsize=64)(str)
 
 
 def describe_argument(value: Any) -> str:
