@@ -144,7 +144,8 @@ bench-gpu: $(READY)  ## measure speed on a GPU, in under eight minutes
 	@$(RUN) -m benchmarks.gpu
 
 docs: $(DOCS_READY)  ## build the documentation in docs/_build/html; a warning is an error
-	@$(RUN) -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@# All pages, because Sphinx 9 forgets the words of those that did not change.
+	@$(RUN) -m sphinx -a -b html -W --keep-going -q docs docs/_build/html
 	@$(RUN) docs/scripts/check_search.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 

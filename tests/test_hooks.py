@@ -43,7 +43,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "model", raising=False)
     for name, language in (("model.py", "python"), ("freeze.toml", "toml")):
-        (text,) = shown(language)
+        text, *_ = shown(language)  # the others are of other parts of the page
         Path(name).write_text(text)
     write_schema()
     yield
