@@ -44,10 +44,16 @@ def table_of(found: Found, models: Models, source: Any) -> Migration:
     marks: dict[str, str] = {}
     for paths in undecided(found):
         marks |= dict.fromkeys(paths, NAMES if len(paths) > 1 else ORDER)
+    arrays = {p: x for p, x in to_flat_dict(source).items() if hasattr(x, "dtype")}
+    # The models were asked in float32, which says nothing of casts.
     leaves = {
-        path: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
-        for path, leaf in to_flat_dict(source).items()
-        if hasattr(leaf, "dtype")
+        path: jax.ShapeDtypeStruct(
+            np.shape(leaf),
+            "float32"
+            if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+            else leaf.dtype,
+        )
+        for path, leaf in arrays.items()
     }
     convert = functools.partial(found.convert, models)
     draft = draft_marked(leaves, convert=convert, marks=marks)
