@@ -31,7 +31,7 @@ from treeadapt.checkpoints import array_boxes
 from treeadapt.checkpoints.array_boxes import FileArray
 from treeadapt.checkpoints.record import DTYPES
 from treeadapt.migrations import box_parts, moved_array
-from treeadapt.migrations.box_parts import parts_of_box
+from treeadapt.migrations.box_parts import nested_names, parts_of_box
 from treeadapt.migrations.moved_array import moved_arrays, pays
 from treeadapt.migrations.running import run
 from treeadapt.trees import arrays
@@ -291,8 +291,7 @@ def same_by_parts(plan, source, result, draw_box):
             for path, values in zip(paths, every, strict=True):
                 box = draw_box(result[path].shape)
                 want = result[path][box]
-                axes = (a for each in (*move.sources, *move.targets) for a in each.axes)
-                if move.values.cuts_zeros or any(axis.before for axis in axes):
+                if move.values.cuts_zeros or nested_names(move) is None:
                     continue
                 pieces = [*parts_of_box(move, number, values, box)]
                 made = np.full_like(want, 77)

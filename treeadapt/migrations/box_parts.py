@@ -3,8 +3,9 @@
 A box is a slice with start and stop for each axis. Splitting an axis into the names in
 it is always a view: the ranges of a target's axes become ranges of names, and these
 become ranges of the axes of the sources. A ``Move`` with the lengths of the ranges as
-its sizes does the rest. Reads no array. Parts that are nested in an axis have no boxes
-here: their sources are read whole.
+its sizes does the rest. Reads no array. Parts that are nested in an axis follow each
+other for each value of the names before them; such a value is fixed, as a number in a
+path is, and then they are contiguous.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import compose, decompose
 
+MOST_BLOCKS = 4_096  # of nested parts, of an array; else it is read whole
 _MOST_RUNS = 1_000  # of an axis that are read one by one; else all that is around them
 
 Box: TypeAlias = tuple[slice, ...]
@@ -101,20 +103,21 @@ def parts_of_box(
     pads = move.values.pads(is_source=False)
     layout = move.targets[target]
     pieces = [piece for piece in move.pieces if piece.target == target]
-    ranges = {
-        name: range(number, number + 1)
-        for name, number in zip(layout.numbers, numbers, strict=True)
-    }
+    values = dict(zip(layout.numbers, numbers, strict=True))
     every = (
         _divided(move, target, x, max_elements) for x in _by_runs(move, target, box)
     )
-    for smaller in itertools.chain.from_iterable(every):
-        for two in dict.fromkeys(piece.target_part for piece in pieces):
+    parts_of_target = dict.fromkeys(piece.target_part for piece in pieces)
+    for smaller, two in itertools.product(
+        itertools.chain.from_iterable(every), parts_of_target
+    ):
+        for fixed in _fixed(move, layout, two, values, smaller):
+            ranges = {name: range(number, number + 1) for name, number in fixed.items()}
             spans: list[tuple[Product, range]] = []
             place = []
             for axis, each, whole_box in zip(layout.axes, smaller, box, strict=True):
-                product = axis.product(two)
-                start = move.start(axis, two) + pads.get(axis.name, (0, 0))[0]
+                start, product = _start(move, axis, two, fixed)
+                start += pads.get(axis.name, (0, 0))[0]
                 low = max(each.start, start)
                 high = max(low, min(each.stop, start + move.length(product)))
                 spans.append((product, range(low - start, high - start)))
@@ -122,6 +125,74 @@ def parts_of_box(
             if all(span for _, span in spans):
                 parts = [(s, one) for s, one, _, part in pieces if part == two]
                 yield _part(move, target, ranges, spans, parts, tuple(place))
+
+
+def nested_names(move: Move) -> tuple[str, ...] | None:
+    """Return the names before nested parts, in the order in which they are met.
+
+    Returns:
+        None if no box has one value of each in one piece: one of them is not outermost
+        in another axis, or they have too many values.
+    """
+    axes = [axis for each in (*move.sources, *move.targets) for axis in each.axes]
+    names = tuple(dict.fromkeys(itertools.chain(*(axis.outer for axis in axes))))
+    for product in itertools.chain(*(axis.parts for axis in axes)) if names else ():
+        are_fixed = [name in names for name in product]
+        if are_fixed != sorted(are_fixed, reverse=True):
+            return None
+    is_taken = not {*names}.isdisjoint(
+        itertools.chain(*((name, taken_name(name)) for name, _ in move.takes))
+    )
+    is_cut = any(not {*names}.isdisjoint(product) for product, _ in move.lengths)
+    return None if is_taken or is_cut or move.count(names) > MOST_BLOCKS else names
+
+
+def _fixed(
+    move: Move, layout: Layout, part: int, numbers: Mapping[str, int], box: Box
+) -> Iterator[dict[str, int]]:
+    """Yield the numbers of a leaf, with values of names before nested parts.
+
+    Args:
+        move: of a group.
+        layout: of the target.
+        part: of the concatenation along its axes.
+        numbers: of the leaf.
+        box: of the leaf: values of which it has nothing are left out.
+    """
+    names = nested_names(move) or ()
+    ranges = {name: range(move.size[name]) for name in names}
+    ranges |= {n: range(numbers[n], numbers[n] + 1) for n in names if n in numbers}
+    for axis, each in zip(layout.axes, box, strict=True):
+        first = next(iter(axis.product(part)), "")
+        if first in ranges:  # it is outermost there
+            block = move.width(axis) if axis.before else 1
+            block *= move.count((axis.outer if axis.before else axis.product(part))[1:])
+            start = 0 if axis.before else move.start(axis, part)
+            low, high = ((end - start) // block for end in (each.start, each.stop - 1))
+            some = ranges[first]
+            ranges[first] = range(max(some.start, low), min(some.stop, high + 1))
+    for values_of_names in itertools.product(*(ranges[name] for name in names)):
+        yield {**numbers, **dict(zip(names, values_of_names, strict=True))}
+
+
+def _start(
+    move: Move, axis: Axis, part: int, fixed: Mapping[str, int]
+) -> tuple[int, Product]:
+    """Return where one part of an axis starts, and its names that are not fixed.
+
+    Args:
+        move: of a group.
+        axis: of a leaf.
+        part: of the concatenation.
+        fixed: values of names, which are the outermost there.
+    """
+    start, product = move.start(axis, part), axis.product(part)
+    if axis.before:
+        start += compose(axis.outer, fixed, move.size) * move.width(axis)
+        product = axis.inner(part)
+    outer = [*itertools.takewhile(fixed.__contains__, product)]
+    left = product[len(outer) :]
+    return start + compose(outer, fixed, move.size) * move.count(left), left
 
 
 def _by_runs(move: Move, target: int, box: Box) -> Iterator[Box]:
@@ -323,8 +394,10 @@ def _source(move: Move, number: int, part: int, ranges: Ranges) -> SourceBoxes:
     layout, pads = move.sources[number], move.values.pads(is_source=True)
     box = []
     for axis in layout.axes:
-        start = move.start(axis, part) + pads.get(axis.name, (0, 0))[0]
-        span = _span(move, axis.product(part), ranges)
+        fixed = {name: ranges[name].start for name in axis.outer}
+        start, product = _start(move, axis, part, fixed)
+        start += pads.get(axis.name, (0, 0))[0]
+        span = _span(move, product, ranges)
         box.append(slice(start + span.start, start + span.stop))
     leaves = tuple(ranges[name] for name in layout.numbers)
     return SourceBoxes(number, leaves, tuple(box))

@@ -28,6 +28,7 @@ from treeadapt.migrations.box_parts import (
     SourceBoxes,
     around,
     lengths,
+    nested_names,
     parts_of_box,
     whole,
 )
@@ -83,15 +84,14 @@ class MovedArray:
     def divides(self) -> bool:
         """Whether boxes can be made of boxes of the sources.
 
-        Not where zeros are cut off, parts are nested in an axis, or a function makes
-        them.
+        Not where zeros are cut off, a function makes them, or parts are nested so that
+        none is in one piece.
         """
         move = self.group.move
-        layouts = () if move is None else (*move.sources, *move.targets)
         return (
             move is not None
             and not move.values.cuts_zeros
-            and not any(axis.before for each in layouts for axis in each.axes)
+            and nested_names(move) is not None
             and all(move.size.values())
             and all(map(is_divisible, map(self.sources.get, self.group.source_paths)))
         )

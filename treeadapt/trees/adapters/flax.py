@@ -2,8 +2,7 @@
 
 A Linen Module describes a network and holds none of its parameters, so it is a leaf.
 
-``FrozenDict`` and ``flax.struct`` classes are registered with JAX with keys, and need
-no row of their own.
+``flax.struct`` classes are registered with JAX with keys, and need no row of their own.
 """
 
 from __future__ import annotations
