@@ -15,6 +15,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import treeadapt as ta
 
+# Optax and Equinox promote dtypes as JAX does by default.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 RULES = {"layers/0": "frozen", "**": "train"}
 SPECS = {"**/weight": PartitionSpec("data", None), "**": PartitionSpec()}
 
