@@ -163,6 +163,17 @@ def test_a_kind_of_gelu_is_nearest():
     assert 1e-4 < found.after < 0.05
 
 
+def test_answers_that_differ_by_more_than_rounding_are_said():
+    plain = line()
+    assert plain.match().why == ()
+    apart = line(reference=lambda p: plain.reference(p) * np.float32(1 + 3e-5))
+    found = apart.match()
+    assert found.found
+    assert any("tolerance=1e-05 asks for less" in why for why in found.why)
+    strict = apart.match(tolerance=1e-5)
+    assert not strict.found
+
+
 def test_constant_models_never_match():
     found = line(model=lambda p: np.ones(3), reference=lambda p: np.ones(3)).match()
     assert not found.found

@@ -108,18 +108,26 @@ def test_files_added_to_the_folder_during_writing_stay(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_the_error_for_a_folder_of_steps_suggests_the_latest_first(tmp_path):
+def test_a_folder_of_steps_is_read_at_the_last_complete_one(tmp_path):
     root = with_items(tmp_path / "runs")
     (root / "11.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     (root / "11.orbax-checkpoint-tmp" / "params" / "_METADATA").touch()
-    items = [
-        str(root / step / item) for step in ("10", "9") for item in ("params", "opt")
-    ]
-    for folder, known in ((root, items), (root / "10", items[:2])):
-        with pytest.raises(ta.CheckpointError) as caught:
-            ta.load(folder, TREE)
-        assert f"It holds {', '.join(map(repr, known))}." in str(caught.value)
-    assert ta.load(items[0], TREE)["a"].tolist() == [1, 1]
+    step = root / "10"
+    with pytest.warns(ta.TreeAdaptWarning, match=f"The last .* '10'.*{str(step)!r}"):
+        loaded = ta.load(root, {"params": TREE, "opt": TREE})
+    assert loaded["params"]["a"].tolist() == [1, 1]
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(step, TREE)
+    # The call in the second line works.
+    cure = str(caught.value).splitlines()[1].partition("it (")[2].partition(": ")[2]
+    assert (
+        cure
+        == f"ta.load({str(step)!r}, {{'params': target}}, where='params')['params']."
+    )
+    names = {"ta": ta, "target": TREE}
+    assert eval(cure.removesuffix("."), names)["a"].tolist() == [1, 1]
+    for item in ("params", "opt"):
+        assert ta.load(step / item, TREE)["a"].tolist() == [1, 1]
 
 
 @posix

@@ -86,6 +86,12 @@ class Migration:
         'layers.3.q.weight'
     """
 
+    # Of the class, because pickles of 0.3.0 have none of these.
+    origin: str = ""
+    bases: tuple[BaseTable, ...] = ()
+    counts: tuple[Count, ...] = ()
+    shared_sizes: frozenset[str] = frozenset()
+
     def __init__(
         self,
         table: Any,
@@ -111,10 +117,6 @@ class Migration:
                     "'ones', or 'target' or 'dropped' to keep what the target has."
                 )
         self._added = tuple(parse_row(path, None, known) for path in self._new)
-        self.origin = ""
-        self.bases: tuple[BaseTable, ...] = ()
-        self.counts: tuple[Count, ...] = ()
-        self.shared_sizes: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> tuple[Row, ...]:

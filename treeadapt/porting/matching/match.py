@@ -36,6 +36,7 @@ from treeadapt.trees.arrays import is_array
 from treeadapt.trees.describing import describe
 from treeadapt.trees.state_dict import to_flat_dict
 
+_ROUNDED = 1e-5  # what float32 rounds off in the answers of tiny models is far below
 _LEAST = 16  # evaluations, without which nothing can be said
 
 
@@ -175,6 +176,12 @@ def _result(
     shares: dict[str, float] = {}
     kept = search.kept
     if found is not None and table is not None:
+        if found.verdict.largest > _ROUNDED:
+            why.append(
+                f"the answers differ by {found.verdict.largest:.2g}, more than float32 "
+                "usually rounds off: the models may differ a little, as in the kind of "
+                f"GELU; tolerance={_ROUNDED:.0e} asks for less"
+            )
         shares = _unseen(search, found, target, model, why)
         kept = (
             *kept,
