@@ -70,9 +70,9 @@ def cut(kind):
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("last layer", "num_hidden_layers is 2, and the numbers in .* are 0, 1 in all"),
-        ("first layer", "num_hidden_layers is 2, and the numbers in .* are 1, 1 in"),
-        ("last expert", "num_experts is 5, and the numbers in .* are 0, 1, 2, 3, 4 in"),
+        ("last layer", "num_hidden_layers is 2, and the file has 1 layer: 0[.]"),
+        ("first layer", "num_hidden_layers is 2, and the file has 1 layer: 1[.]"),
+        ("last expert", "num_experts is 5, and the file has 4 experts: 0, 1, 2, 3[.]"),
     ],
 )
 def test_a_folder_that_lost_a_part_is_an_error_or_a_warning(tmp_path, kind, told):
@@ -91,6 +91,35 @@ def test_a_folder_that_lost_a_part_is_an_error_or_a_warning(tmp_path, kind, told
     assert not report.fits
     assert len(report.miscounted) == 1
     assert f"By config.json {report.miscounted[0]}." in str(report)
+
+
+def test_layers_that_a_row_drops_are_not_said_to_be_missing_in_the_file(tmp_path):
+    folder = published(tmp_path, weights_of(QWEN), config_of(QWEN))
+    table = ta.load_migration("tunix", config=folder, rows={"model.layers.1.*": None})
+    with pytest.raises(ta.MigrationError, match=r"and the rows take 1 layer: 0\."):
+        ta.load(folder, migration=table)
+
+
+@pytest.mark.parametrize(
+    ("above", "seen"),
+    [
+        ("model.layers.", "2 layers"),
+        ("encoder.layer.", "2 layers"),
+        ("albert_layer_groups.", "2 groups"),
+        ("h.", "2 numbers"),
+        ("", "2 numbers"),
+    ],
+)
+def test_what_is_counted_is_named_by_the_path(tmp_path, above, seen):
+    weights = {f"{above}{n}.w": np.ones(2, "float32") for n in range(2)}
+    folder = published(tmp_path, weights, {"n_layer": 3})
+    (tmp_path / "own.toml").write_text(
+        f'version = 1\n[[rows]]\nfrom = "{above}{{l}}.w"\nto = "w/{{l}}"\n'
+        f'[counts]\n"{above}{{l}}.*" = "n_layer"\n'
+    )
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(folder, migration=tmp_path / "own.toml")
+    assert f"n_layer is 3, and the file has {seen}: 0, 1." in str(caught.value)
 
 
 def test_the_cure_of_the_message_works(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -267,6 +268,65 @@ def test_errors_of_a_model_pass():
 
     with pytest.raises(KeyError, match="mine"):
         line(model=broken).match()
+
+
+def notes_of(call, *arguments):
+    """The notes of the error that a call raises, and the error."""
+    with pytest.raises(Exception) as caught:
+        call(*arguments)
+    return " ".join(getattr(caught.value, "__notes__", [])), caught.value
+
+
+OLD = {"w": np.ones((3, 5), "float32"), "b": np.ones(3, "float32")}
+NEW = {"kernel": np.ones((5, 3), "float32"), "bias": np.ones(3, "float32")}
+
+
+def of_new(p):
+    return jnp.tanh(jnp.ones((4, 5)) @ p["kernel"] + p["bias"])
+
+
+def of_old(p):
+    return np.tanh(np.ones((4, 5)) @ p["w"].T + p["b"])
+
+
+TABLE = ta.Migration({"w : o i": "kernel : i o", "b": "bias"})
+PORTS = {
+    "match_models": ta.match_models,
+    "find_wrong_rows": functools.partial(ta.find_wrong_rows, TABLE),
+}
+ORDER = "order of arguments is source, target, model, reference"
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_functions_that_are_exchanged_say_which_failed_on_which_leaves(name):
+    notes, error = notes_of(PORTS[name], OLD, NEW, of_old, of_new)
+    assert isinstance(error, KeyError)  # the user's own
+    assert "reference= failed on the leaves of the source: 'b', 'w'" in notes
+    assert ORDER in notes
+    assert "'kernel' is not one of these leaves" in notes
+    notes, _ = notes_of(PORTS[name], OLD, NEW, of_old, of_old)
+    assert "model= failed on the leaves of the target: " in notes
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_a_leaf_that_the_reference_lacks_is_named(name):
+    def more(p):
+        return of_old(p) + p["scale"]
+
+    notes, error = notes_of(PORTS[name], OLD, NEW, of_new, more)
+    assert error.args == ("scale",)
+    assert "'scale' is not one of these leaves" in notes
+
+
+def test_sides_that_are_exchanged_are_said():
+    notes, _ = notes_of(ta.match_models, NEW, OLD, of_new, of_old)
+    assert "failed on the leaves of the source: 'bias', 'kernel'" in notes
+    notes, error = notes_of(PORTS["find_wrong_rows"], NEW, OLD, of_new, of_old)
+    assert isinstance(error, ta.MigrationError)
+    assert "The table fits with source and target exchanged" in notes
+    other = {"other": np.ones(2)}
+    notes, _ = notes_of(PORTS["find_wrong_rows"], OLD, other, of_new, of_old)
+    assert not notes
 
 
 #: A gap of today: an embedding that is scaled by what is no root of a size (llama), and

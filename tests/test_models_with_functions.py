@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -55,6 +57,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "shard on explicit axes": split_and_moved,
     "through a flat dict": lambda m: ta.from_flat_dict(m, ta.to_flat_dict(m)),
 }
+
+
+def test_the_loop_of_the_readme_trains_such_a_model():
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    (loop,) = re.findall(r"```python\n(tx = .*?)```", readme, flags=re.DOTALL)
+    names = {"ta": ta, "optax": optax, "params": made(), "rules": ta.Rules(RULES)}
+    exec(loop, names)
+    diff = ta.tree_diff(made(), names["params"], values=True)
+    assert {each.path for each in diff} == {"layers/1/bias", "layers/1/weight"}
 
 
 @pytest.mark.parametrize("name", CALLS)

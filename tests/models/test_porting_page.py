@@ -121,3 +121,21 @@ def test_a_model_in_16_bits_is_compared_in_float32(page: Any) -> None:
     match = ta.match_models(source, target, model, page.torch_function(old, tokens))
     assert match.found, match
     assert any("cast up to float32" in text for text in match.why)
+
+
+def test_a_module_in_the_place_of_a_function_names_the_function(page: Any) -> None:
+    module = torch.nn.Linear(3, 2).eval()
+    source, inputs = source_of(module), torch.linspace(-1, 1, 12).reshape(4, 3)
+    target = {"k": np.zeros((3, 2)), "b": np.zeros(2)}
+
+    def model(params: Any) -> Any:
+        return inputs.numpy() @ params["k"] + params["b"]
+
+    with pytest.raises(TypeError) as caught:  # PyTorch's own
+        ta.match_models(source, target, model, module)
+    (note,) = caught.value.__notes__
+    assert "reference= failed on the leaves of the source: 'bias', 'weight'" in note
+    written = note.partition("reference=lambda")[2].removesuffix(".")
+    names = {"torch": torch, "module": module, "inputs": inputs}
+    cure = eval(f"lambda{written}", names)
+    assert ta.match_models(source, target, model, cure).found

@@ -8,11 +8,12 @@ drop do not count.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from treeadapt.migrations.templates import Template, malformed, parse_template
-from treeadapt.text.names import listing
+from treeadapt.text.names import listing, plural
 
 _SHOWN = 8  # numbers in a message
 
@@ -60,6 +61,19 @@ class Count:
         understood = path.understood(numbers, entries, (), {})
         return cls(understood, numbers[0], key, number)
 
+    @property
+    def noun(self) -> str:
+        """What is counted: ``layer`` in ``model.layers.{l}.*``."""
+        before = self.path.text.partition(f"{{{self.name}}}")[0]
+        word = re.split(r"\W+", before.rstrip("./"))[-1].rpartition("_")[2]
+        noun = word.removesuffix("s")
+        return noun if len(noun) > 1 and noun.isalpha() else "number"
+
+    def numbers(self, paths: Iterable[str]) -> list[int]:
+        """Return the numbers in paths, each once, from the least to the largest."""
+        matches = filter(None, map(self.path.match, paths))
+        return sorted({int(captures[self.name]) for captures in matches})
+
 
 def miscounted(plan: Any) -> Iterator[str]:
     """Yield in which counts the leaves that rows take differ from a configuration.
@@ -72,13 +86,15 @@ def miscounted(plan: Any) -> Iterator[str]:
             if count.number is None:
                 continue
             paths = (path for group in table.groups for path in group.source_paths)
-            matches = filter(None, map(count.path.match, paths))
-            numbers = sorted({int(captures[count.name]) for captures in matches})
+            numbers = count.numbers(paths)
             if numbers != [*range(count.number)]:
-                shown = listing(map(str, numbers), limit=_SHOWN, write=str) or "none"
+                is_all = numbers == count.numbers(table.source)
+                shown = listing(map(str, numbers), limit=_SHOWN, write=str)
                 yield (
-                    f"{count.key} is {count.number:,}, and the numbers in "
-                    f"{count.path.text!r:.200} are {shown}, {len(numbers):,} in all"
+                    f"{count.key} is {count.number:,}, and "
+                    f"{'the file has' if is_all else 'the rows take'} "
+                    f"{plural(len(numbers), count.noun)}"
+                    f"{f': {shown}' if numbers else f' in {count.path.text!r:.200}'}"
                 )
 
 

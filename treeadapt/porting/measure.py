@@ -1,22 +1,72 @@
 """How far the answers of two models are apart, by a scale for each array.
 
-Takes what models return; gives arrays, and one number for the largest difference. One
-mask of -1e9, or one very large activation, does not hide the other entries, because the
-scale is three times the median. Integers and booleans are equal or not.
+Takes models, or what they return; gives arrays, and one number for the largest
+difference. One mask of -1e9, or one very large activation, does not hide the other
+entries, because the scale is three times the median. Integers and booleans are equal or
+not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from treeadapt.errors import MigrationError
+from treeadapt.errors import MigrationError, explaining
+from treeadapt.text.names import listing
 from treeadapt.trees.describing import describe
+from treeadapt.trees.state_dict import to_flat_dict
 
 _MEDIANS = 3.0  # of an array's sizes make its scale
+
+#: Whose leaves each function takes.
+SIDES = {"model": "target", "reference": "source"}
+
+
+def called(role: str, function: Callable[[Any], Any], leaves: Any) -> list[np.ndarray]:
+    """Return what a model answers; its own error says which one failed, and on what.
+
+    Args:
+        role: of the function, ``"model"`` or ``"reference"``.
+        function: the model.
+        leaves: what it is called with.
+
+    Raises:
+        MigrationError: the answer is not an array of numbers, or a list of such.
+    """
+    try:
+        return answers_of(function(leaves))
+    except Exception as error:
+        with explaining(error):
+            error.add_note(_of_failed(role, function, leaves, error))
+        raise
+
+
+def _of_failed(
+    role: str, function: Callable[[Any], Any], leaves: Any, error: Exception
+) -> str:
+    """Say with which leaves a function failed, and which order the arguments have."""
+    names = [*to_flat_dict(leaves)]
+    text = (
+        f"{role}= failed on the leaves of the {SIDES[role]}: "
+        f"{listing(names, limit=6)}. The order of arguments is source, target, model, "
+        "reference: model takes a tree like target, reference a flat dict like source."
+    )
+    absent = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(absent, str) and absent not in names:
+        text += f" {listing([absent])} is not one of these leaves."
+    # By its classes, because PyTorch is not imported here.
+    bases = type(function).__mro__
+    if any(each.__module__ == "torch.nn.modules.module" for each in bases):
+        text += (
+            f" {type(function).__name__!r} is a module, not a function of its weights: "
+            f"{role}=lambda w: torch.func.functional_call(module, {{name: "
+            "torch.from_numpy(array) for name, array in w.items()}, inputs)"
+            ".detach().numpy()."
+        )
+    return text
 
 
 def answers_of(value: Any) -> list[np.ndarray]:

@@ -120,8 +120,8 @@ def _models(
 ) -> Models:
     """Return both models, with numbers for what is abstract and does not change."""
     flat = {path: _as_numpy(leaf) for path, leaf in to_flat_dict(source).items()}
-    old = ModelSide(flat, reference, what="The source")
-    new = ModelSide(target, model, what="The target")
+    old = ModelSide(flat, reference, role="reference")
+    new = ModelSide(target, model, role="model")
     for side in (old, new):
         side.fixed = {path: _concrete(leaf) for path, leaf in side.fixed.items()}
     return Models(old, new, limit)

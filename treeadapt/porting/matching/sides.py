@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeadapt.errors import MigrationError
-from treeadapt.porting.measure import answers_of, require_alike, scale_of
+from treeadapt.porting.measure import SIDES, called, require_alike, scale_of
 from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array, is_inexact_dtype
 from treeadapt.trees.state_dict import from_flat_dict, to_flat_dict
@@ -98,15 +98,21 @@ class ModelSide:
         fixed: the other leaves, as they were given.
         cast: paths of leaves that are cast up to float32.
         changes: scale and offset of what is put into a leaf, by path.
+
+    Args:
+        tree: of the leaves.
+        call: the model.
+        role: which of the two it is, as for ``called``.
     """
 
-    def __init__(self, tree: Any, call: Callable[[Any], Any], *, what: str) -> None:
+    def __init__(self, tree: Any, call: Callable[[Any], Any], *, role: str) -> None:
         leaves = to_flat_dict(tree)
         self.fixed: Arrays = {p: x for p, x in leaves.items() if not _moves(x)}
         self.shapes = {p: tuple(x.shape) for p, x in leaves.items() if _moves(x)}
         if not self.shapes:
             raise MigrationError(
-                f"{what} holds no array of floating-point numbers: {listing(leaves)}."
+                f"The {SIDES[role]} holds no array of floating-point numbers: "
+                f"{listing(leaves)}."
             )
         moving = (leaves[path] for path in self.shapes)
         self.cast = [
@@ -115,7 +121,7 @@ class ModelSide:
             if jnp.dtype(leaf.dtype).itemsize < _DTYPE.itemsize
         ]
         self.changes: dict[str, tuple[float, float]] = {}
-        self._tree, self._call = tree, call
+        self._tree, self._call, self._role = tree, call, role
         self._is_plain = type(tree) is dict and tree.keys() == leaves.keys()
 
     def leave_out(self, paths: Iterable[str], rng: np.random.Generator) -> None:
@@ -145,7 +151,7 @@ class ModelSide:
         """Call the model with arrays under the names of this side."""
         leaves = {**self.fixed, **arrays}
         tree = leaves if self._is_plain else from_flat_dict(self._tree, leaves)
-        return answers_of(self._call(tree))
+        return called(self._role, self._call, tree)
 
 
 def _moves(leaf: Any) -> bool:

@@ -17,10 +17,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from treeadapt.errors import MigrationError
+from treeadapt.errors import MigrationError, explaining
 from treeadapt.migrations.migration import Migration, require_dtypes
 from treeadapt.migrations.rows import Row
-from treeadapt.porting.measure import answers_of, apart, errors_of, require_alike
+from treeadapt.porting.measure import (
+    answers_of,
+    apart,
+    called,
+    errors_of,
+    require_alike,
+)
 from treeadapt.porting.wrong_rows.tables import (
     Case,
     Place,
@@ -196,7 +202,18 @@ def find_wrong_rows(
     flat = to_flat_dict(source)
     require_dtypes(flat)
     flat = {path: np.asarray(x) if can_be_shaken(x) else x for path, x in flat.items()}
-    tables, left = Tables(migration, flat, target), max(limit, _LEAST)
+    try:
+        tables = Tables(migration, flat, target)
+    except MigrationError as error:
+        with explaining(error):
+            _, problems = migration.planned(to_flat_dict(target), flat)
+            if not problems.texts:
+                error.add_note(
+                    "The table fits with source and target exchanged. The order of "
+                    "arguments is migration, source, target, model, reference."
+                )
+        raise
+    left = max(limit, _LEAST)
     search = _Search(tables, flat, model, reference, tolerance, width, depth, left)
     return search.report(np.random.default_rng(seed))
 
@@ -223,12 +240,12 @@ class _Search:
         theirs = self.reference
         is_function = callable(theirs)
         if is_function:
-            theirs = self._called(theirs, dict(self.flat))
+            theirs = self._called("reference", dict(self.flat))
         self.cases = [Case(self.flat, answers_of(theirs))]
         before, _ = self._compared(self.cases[0], ())
         if is_function:
             leaves = self._shaken(rng)
-            self.cases.append(Case(leaves, self._called(self.reference, leaves)))
+            self.cases.append(Case(leaves, self._called("reference", leaves)))
         changes: tuple[RowChange, ...] = ()
         others: tuple[str, ...] = ()
         after, migration = before, None
@@ -242,7 +259,7 @@ class _Search:
             if state:  # the table as it is written, not as it was put together
                 params = migration(self.flat, self.tables.likes)
                 self.left += 1
-                ours = self._called(self.model, self.tables.tree(params))
+                ours = self._called("model", self.tables.tree(params))
                 after, _ = self._difference(ours, self.cases[0].answers)
             if not after <= self.tolerance:
                 migration, changes, others, after = None, (), (), before
@@ -338,7 +355,7 @@ class _Search:
             shown, blinded = case, [*hidden.values()][count:]
             if blinded:
                 leaves = {**case.leaves, **collections.ChainMap(*blinded)}
-                shown = Case(leaves, self._called(self.reference, leaves))
+                shown = Case(leaves, self._called("reference", leaves))
             if self._compared(shown, state)[0] <= self.tolerance:
                 continue
             near = self._beam(state, shown, min(2, self.depth))
@@ -429,18 +446,19 @@ class _Search:
             params = self.tables.params(case, state)
             if params is None:
                 return math.inf, (1, math.inf)
-            ours = self._called(self.model, self.tables.tree(params))
+            ours = self._called("model", self.tables.tree(params))
             case.compared[state] = self._difference(ours, case.answers)
         compared: tuple[float, _Score] = case.compared[state]
         return compared
 
-    def _called(self, function: Callable[[Any], Any], value: Any) -> list[Any]:
-        """Return what a model answers."""
+    def _called(self, role: str, leaves: Any) -> list[Any]:
+        """Return what the model, or the reference, answers."""
         if self.left <= 0:
             raise _LimitError
         self.left -= 1
         self.evaluations += 1
-        return answers_of(function(value))
+        function = self.model if role == "model" else self.reference
+        return called(role, function, leaves)
 
     def _difference(self, ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
         """Return the largest difference of answers, and the score."""
@@ -496,7 +514,7 @@ class _Search:
     def _reason_unread(self, path: str) -> str | None:
         """Return why no answer depends on a leaf, if known; None if one does."""
         case, before = self.cases[-1], self.cases[0].leaves
-        answers = self._called(self.reference, {**case.leaves, path: before[path]})
+        answers = self._called("reference", {**case.leaves, path: before[path]})
         if apart(answers, case.answers) > self.tolerance:
             return None
         # What is read and cancels leaves a trace of rounding; what is not read, none.
@@ -504,7 +522,7 @@ class _Search:
         if are_same or before[path].ndim != 1:
             return ""
         shifted = np.asarray(case.leaves[path] + 1).astype(before[path].dtype)
-        answers = self._called(self.reference, {**case.leaves, path: shifted})
+        answers = self._called("reference", {**case.leaves, path: shifted})
         return _CANCELS if apart(answers, case.answers) <= self.tolerance else ""
 
     def _unseen(self) -> tuple[str, ...]:
