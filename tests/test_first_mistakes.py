@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -155,3 +158,116 @@ def test_a_file_that_freezes_everything_is_told_so(tmp_path, optimizers):
     assert '"frozen", so nothing' in str(caught.value)
     assert "add a rule" not in str(caught.value)
     assert "[optimizers.train] with" not in str(caught.value)
+
+
+MODEL = {"a": {"k": np.ones((2, 3), "float32")}, "b": np.ones(3, "float32")}
+
+
+@pytest.mark.parametrize(
+    ("label", "meant"), [("frozn", "frozen"), ("freeze", "frozen"), ("trian", "train")]
+)
+def test_a_label_without_an_optimizer_names_the_one_that_is_meant(label, meant):
+    tx = ta.partition({"train": optax.sgd(1.0)}, {"a": label, "**": "train"})
+    with pytest.raises(ta.TransformError, match=f"did you mean '{meant}'") as caught:
+        tx.init(MODEL)
+    assert f"partition({{..., '{label}': optax.adam(1e-3)}}, rules)" in str(
+        caught.value
+    )
+
+
+def test_a_label_that_is_like_no_other_gets_an_optimizer():
+    tx = ta.partition({"train": optax.sgd(1.0)}, {"a": "body", "**": "train"})
+    with pytest.raises(ta.TransformError, match="add its optimizer") as caught:
+        tx.init(MODEL)
+    assert "did you mean" not in str(caught.value)
+
+
+TRANSFORMATIONS = {
+    "partition": lambda: ta.partition(
+        {"train": optax.adam(1e-3)}, {"a": "frozen", "**": "train"}
+    ),
+    "freeze": lambda: ta.freeze(optax.adam(1e-3), "a"),
+    "adapt": lambda: ta.adapt(optax.adam(1e-3)),
+    "without a state": lambda: ta.adapt(optax.sgd(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_a_state_and_params_that_are_exchanged_are_said(name):
+    tx = TRANSFORMATIONS[name]()
+    with pytest.raises(ta.TransformError, match="State and params are exchanged"):
+        tx.update(MODEL, MODEL, tx.init(MODEL))
+
+
+def test_params_of_another_model_are_not_taken_for_a_state():
+    tx = ta.adapt(optax.adam(1e-3))
+    with pytest.raises(ta.TransformError, match="not gradients of these params"):
+        tx.update(MODEL, tx.init(MODEL), {"other": MODEL["b"]})
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    ta.save(path, {"w": MODEL["a"]["k"], "b": MODEL["b"]})
+    return path
+
+
+def test_rules_in_the_place_of_a_migration_are_told_from_one(file):
+    with pytest.raises(ta.MigrationError, match=r"Rules label .*ta\.Migration\(\{"):
+        ta.load(file, migration=ta.Rules({"**": "train"}))
+    with pytest.raises(ta.MigrationError, match=r"Wrap .*migration=ta\.Migration\(t"):
+        ta.load(file, migration={"w": "w"})
+
+
+def spec(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("table", [None, {"w": "v", "b": "c"}])
+def test_a_target_of_another_dtype_is_told_to_cast_in_two_lines(file, table):
+    names = ("w", "b") if table is None else ("v", "c")
+    shapes = (spec(2, 3, dtype="bfloat16"), spec(3, dtype="bfloat16"))
+    target = dict(zip(names, shapes, strict=True))
+    migration = table and ta.Migration(table)
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        ta.load(file, target, migration=migration)
+    second = str(caught.value).splitlines()[1]
+    assert "cast=True" in second
+    assert "from float32[3] to bfloat16[3]" in second
+    assert ta.load(file, target, migration=migration, cast=True)
+
+
+def test_a_dtype_to_which_nothing_casts_is_not_told_to(file):
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(file, {"w": spec(2, 3, dtype="int32"), "b": spec(3)})
+    assert "cast=True" not in str(caught.value).splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cure"),
+    [
+        ({"w : v e": "u : v e"}, "'w : v e': 'u : e v'"),
+        ({"w": "u"}, "'w : a b': 'u : b a'"),
+        ({"{a=w}": "{a=u}"}, "'{a=w} : b c': '{a=u} : c b'"),
+    ],
+)
+def test_a_target_with_two_axes_exchanged_gets_the_row_that_fits(file, rows, cure):
+    target = {"u": spec(3, 2), "b": spec(3)}
+    flat = ta.load(file)
+    for call in (
+        lambda m: ta.load(file, target, migration=m),
+        lambda m: m(flat, target),
+    ):
+        with pytest.raises(ta.MigrationError) as caught:
+            call(ta.Migration({**rows, "b": "b"}))
+        assert f"exchanged it fits: {cure}" in str(caught.value)
+        mended = ast.literal_eval(f"{{{cure}}}")
+        assert call(ta.Migration({**mended, "b": "b"}))
+
+
+def test_a_shape_that_no_exchange_gives_gets_no_row(file):
+    flat = ta.load(file)
+    for shape in ((3, 4), (6,)):
+        with pytest.raises(ta.MigrationError) as caught:
+            ta.Migration({"w": "u", "b": "b"})(flat, {"u": spec(*shape), "b": spec(3)})
+        assert "exchanged" not in str(caught.value)

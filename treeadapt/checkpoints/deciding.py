@@ -35,9 +35,10 @@ from treeadapt.errors import (
     TreeAdaptWarning,
     UnusedRuleError,
 )
+from treeadapt.migrations.group import shape_of
 from treeadapt.migrations.migration import Migration
 from treeadapt.selection.selectors import select
-from treeadapt.text.names import SHOWN, fold, listing, section
+from treeadapt.text.names import SHOWN, fold, listing, plural, section
 from treeadapt.transforms.optax_fields import is_state_class
 from treeadapt.transforms.state_map import last
 from treeadapt.trees.arrays import is_array
@@ -291,6 +292,8 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
             raise CheckpointError("\n".join(lines), paths=report.misfits)
         wrong = [*report.misshaped, *report.retyped, *report.unexpected]
         lines += source.made_of(wrong)[:SHOWN]
+        shapes = {p: shape_of((wanted.likes or {})[p]) for p in report.misshaped}
+        lines += source.exchanged(shapes)[:SHOWN]
         if source.problems.texts:  # strict=False does not help
             cure = "choose leaves with where=, or pass the checkpoint that it is for."
         lines += [*advice, f"Change the migration, {cure}"]
@@ -320,11 +323,24 @@ def _is_unlike(report: LoadReport) -> bool:
     return not report.restored and bool(report.unexpected or report.misshaped)
 
 
+def _fits_if_cast(source: Source, report: LoadReport, wanted: Wanted) -> bool:
+    """Return whether ``cast=True`` is all that a load lacks."""
+    if wanted.cast or source.problems.texts:
+        return False
+    return decided(source, dataclasses.replace(wanted, cast=True)).fits
+
+
 def _call(source: Source, report: LoadReport, wanted: Wanted) -> Iterator[str]:
     """Yield a sentence with the call that should come next, if one is known."""
     stored = source.first.stored
     if report.missing and (text := all_shards(stored)):
         yield text
+    elif report.retyped and _fits_if_cast(source, report, wanted):
+        (path, (there, like)), *others = report.retyped.items()
+        yield (
+            f"{plural(1 + len(others), 'leaf')} of another dtype: pass cast=True to "
+            f"convert what is stored ({listing([path])} from {there} to {like})."
+        )
     elif _is_unlike(report) and (not source.migrates or source.problems.origin):
         yield next_call(stored, wanted.likes or {}, wanted.random)
 

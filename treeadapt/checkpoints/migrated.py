@@ -54,6 +54,7 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
 from treeadapt.migrations.tables.published import CONFIG, is_name, published
+from treeadapt.selection.rules import Rules
 from treeadapt.text.names import listing
 from treeadapt.text.wording import worded
 from treeadapt.trees.describing import describe
@@ -121,6 +122,17 @@ class Source:
                     how = "keeps its name"
                 lines[row] = f"{name} {how} by the row {row!r:.200}"
         return [*lines.values()]
+
+    def exchanged(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Write each row that, with two axes exchanged, makes leaves of some shapes."""
+        groups = self.groups or {}
+        rows = (
+            groups[path].with_axes_exchanged(path, shape)
+            for path, shape in shapes.items()
+            if path in groups
+        )
+        written = filter(None, dict.fromkeys(rows))
+        return [f"With two axes exchanged it fits: {row}" for row in written]
 
 
 def source_of(
@@ -196,8 +208,20 @@ def require_migration(migration: Any) -> None:
         raise MigrationError(
             "Expected migration=ta.Migration(table), or the name of a file or of a "
             f"published table, got {describe(migration)}."
-            f"{' Pass draft.migration.' if hasattr(migration, 'migration') else ''}"
+            f"{_of_others(migration)}"
         )
+
+
+def _of_others(value: Any) -> str:
+    """Write what to pass in the place of what is not a migration, if that is known."""
+    if isinstance(value, Rules):
+        return (
+            " Rules label leaves; a table says which leaf becomes which: "
+            'migration=ta.Migration({"old/path": "new/path"}).'
+        )
+    if isinstance(value, Mapping):
+        return " Wrap the table: migration=ta.Migration(table)."
+    return " Pass draft.migration." * hasattr(value, "migration")
 
 
 def migrated(

@@ -59,6 +59,22 @@ class Axis:
         """Return the names of one part that are not before the bracket."""
         return self.product(part)[self.before :]
 
+    @property
+    def text(self) -> str:
+        """It as it is written in an address."""
+        texts = [product_text(self.inner(n)) for n in range(len(self.parts))]
+        if len(texts) == 1:
+            return product_text(self.parts[0])
+        parts = f"[{' '.join(texts)}]"
+        return f"({' '.join(self.outer)} {parts})" if self.before else parts
+
+
+def product_text(product: Product) -> str:
+    """Write the names of one axis, in parentheses if there are several."""
+    if not product:
+        return "1"
+    return product[0] if len(product) == 1 else f"({' '.join(product)})"
+
 
 Axes: TypeAlias = tuple[Axis, ...]
 

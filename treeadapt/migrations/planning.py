@@ -250,9 +250,7 @@ def compare_target(
         problems: gets what is missing, unexpected or misfits.
     """
     filled: dict[str, Any] = dict.fromkeys(new, (None, None)) | {
-        path: (spec, group.row)
-        for group in groups
-        for path, spec in group.specs.items()
+        path: (spec, group) for group in groups for path, spec in group.specs.items()
     }
     would_fill = _filled_by_failed(problems.failed)
     missing = [
@@ -264,14 +262,16 @@ def compare_target(
     extra += dict.fromkeys(problems.lacking)
     for kind, paths, others in (("missing", missing, extra), ("extra", extra, missing)):
         for path, text in zip(paths, with_nearest(paths, others), strict=True):
-            row = filled.get(path, (None, None))[1]
-            problems.add(kind, text, row, leaves=[path])
-    for path, (spec, row) in filled.items():
+            group = filled.get(path, (None, None))[1]
+            problems.add(kind, text, group and group.row, leaves=[path])
+    for path, (spec, group) in filled.items():
         if spec is not None and path in target and not fits(spec, target[path]):
-            like = target[path]
+            like, row = target[path], group.row
             spec_text = describe(spec)
             text = f"{describe(like)}, the row {listing([row.text])} makes {spec_text}"
             same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
+            if turned := group.with_axes_exchanged(path, shape_of(like)):
+                text += f"; with two axes exchanged it fits: {turned}"
             kind = "retyped" if same else "misfit"
             problems.add(kind, f"{listing([path])}: {text}", row, leaves=[path])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from treeadapt.migrations.axes import REST, Product
+from treeadapt.migrations.axes import REST, Product, product_text
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.take import plain_name, taken_name
@@ -60,8 +60,3 @@ def _sizes(move: Move, name: str) -> set[int]:
     """Return the sizes of a name above 1, on either side."""
     sizes = move.size.get(name), move.size.get(taken_name(name))
     return {size for size in sizes if size is not None and size > 1}
-
-
-def product_text(product: Product) -> str:
-    """Write the names of one axis, in parentheses if there are several."""
-    return product[0] if len(product) == 1 else f"({' '.join(product)})"

@@ -25,7 +25,6 @@ from treeadapt.migrations.axes import (
     parts_of,
 )
 from treeadapt.migrations.rows import SPLIT, Row, parse_row
-from treeadapt.migrations.swappable import product_text
 
 MAX_TEXTS = 8  # of a capture that are tried alone and in pairs
 
@@ -195,22 +194,10 @@ def tied(row: Row, path: str, sizes: Mapping[str, int]) -> Iterator[Alternative]
 
 def _side_text(addresses: _Side) -> Any:
     texts = tuple(
-        path + SPLIT * bool(axes) + " ".join(map(_axis_text, axes))
+        path + SPLIT * bool(axes) + " ".join(each.text for each in axes)
         for path, axes in addresses
     )
     return texts[0] if len(texts) == 1 else texts
-
-
-def _axis_text(axis: Axis) -> str:
-    """Write one axis."""
-
-    def text(names: Product) -> str:
-        return product_text(names) if names else "1"
-
-    if len(axis.parts) == 1:
-        return text(axis.parts[0])
-    parts = " ".join(text(axis.inner(n)) for n in range(len(axis.parts)))
-    return f"({' '.join(axis.outer)} [{parts}])" if axis.before else f"[{parts}]"
 
 
 def _edits(

@@ -49,7 +49,7 @@ from treeadapt.trees import _jax
 from treeadapt.trees.arrays import is_array, is_number
 from treeadapt.trees.casting import kind_of
 from treeadapt.trees.describing import describe_argument
-from treeadapt.trees.views import TreeView
+from treeadapt.trees.views import TreeView, view_tree
 
 
 def adapt(tx: Any, *, as_tree: bool = False) -> optax.GradientTransformationExtraArgs:
@@ -406,6 +406,13 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatD
         return arrays
     train, leaves = trained(params), params.flat()
     stray = [path for path in arrays if not is_array(leaves.get(path))]
+    if len(stray) == len(arrays) and arrays and _are_like(arrays, state):
+        raise TransformError(
+            "State and params are exchanged: the second argument has the leaves of the "
+            "updates, the third has none of them. Call tx.update(updates, state, "
+            "params).",
+            paths=stray,
+        )
     if stray:
         raise TransformError(_stray_message(stray, arrays, leaves), paths=stray)
     shown = {path: update for path, update in arrays.items() if path in train}
@@ -414,6 +421,14 @@ def _flat_updates(grads: TreeView, params: TreeView | None, state: Any) -> FlatD
         shown |= {path: whole[path] for path in train if path in whole}
         shown |= _missing(state, train, shown)
     return shown
+
+
+def _are_like(arrays: FlatDict, tree: Any) -> bool:
+    """Return whether a tree has exactly the names and shapes of updates."""
+    leaves = {path: it for path, it in view_tree(tree).items() if is_array(it)}
+    return leaves.keys() == arrays.keys() and all(
+        leaves[path].shape == array.shape for path, array in arrays.items()
+    )
 
 
 def _is_integer(update: Any) -> bool:

@@ -29,7 +29,7 @@ from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.selection.selectors import Unused, Where, as_selector, check_choice
 from treeadapt.selection.whole_tree import Question, WholeTree, in_force
-from treeadapt.text.names import listing
+from treeadapt.text.names import Speller, listing
 from treeadapt.transforms.adapt import (
     is_transformation,
     run_flat,
@@ -502,9 +502,15 @@ def _check_labels(transforms: Mapping[Any, Any]) -> None:
 def _no_transformation(
     stray: Mapping[Hashable, Group], labels: Iterable[Hashable]
 ) -> TransformError:
-    lines = [f"{label!r} ({listing(x, limit=4)})" for label, x in stray.items()]
+    lines, names = [], [*map(str, labels)]
+    for label, group in [*stray.items()][:8]:
+        near = Speller().best(str(label), [*names, FROZEN])
+        hint = f", did you mean {near!r}?" if near else ""
+        lines.append(f"{label!r} ({listing(group, limit=4)}{hint})")
     return TransformError(
-        f"No transformation for the label {'; '.join(lines[:8])}. There are "
-        f'{listing(map(str, labels))} and "frozen".',
+        f"No transformation for the label {'; '.join(lines)}. There are "
+        f'{listing(names)} and "frozen", which needs none. Correct the label in the '
+        "rules, or add its optimizer: partition({..., "
+        f"{next(iter(stray))!r}: optax.adam(1e-3)}}, rules).",
         paths=[path for group in stray.values() for path in group],
     )
