@@ -103,6 +103,42 @@ def test_a_state_that_is_said_to_be_of_a_class_is_carried_in_silence(name, store
     assert report.warnings == ()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_state_that_lacks_some_names_is_read_as_a_whole(place, kind):
+    tx = optax.chain(optax.trace(0.9), optax.scale_by_adam())
+    state = aged(tx)
+    saved = tuple(plain(x, kind) if n == place else x for n, x in enumerate(state))
+    with pytest.warns(ta.TreeAdaptWarning, match="some fields .* have no names"):
+        new, report = ta.carry_state(tx, params(), saved)
+    assert_equal(new, state)
+    assert not report.fresh
+    named = ta.from_state_dict(jax.eval_shape(tx.init, params()), saved)
+    assert_equal(named, state)
+
+
+def test_a_name_that_is_kept_is_never_read_by_position():
+    # By position a momentum is an accumulator of squares.
+    state = aged(optax.chain(optax.trace(0.9), optax.scale_by_adam()))
+    saved = (state[0], plain(state[1], tuple))
+    tx = optax.chain(optax.scale_by_rss(), optax.scale_by_adam())
+    with pytest.raises(ta.StructureMismatchError, match="unexpected '0/trace"):
+        ta.from_state_dict(jax.eval_shape(tx.init, params()), saved)
+    with pytest.raises(ta.CheckpointError, match="no field's name"):
+        ta.carry_state(tx, params(), saved)
+
+
+def test_the_state_of_params_of_500_levels_is_carried():
+    tree: Any = jnp.ones(2)
+    for _ in range(500):
+        tree = {"a": tree}
+    tx = optax.adam(1e-2)
+    saved = tx.init(tree)
+    _, report = ta.carry_state(tx, tree, saved)
+    assert not report.fresh
+    assert_equal(ta.from_state_dict(saved, tuple(saved)), saved)
+
+
 def test_what_looks_alike_is_named():
     # As tuples, the accumulator of AdaGrad and a momentum are one.
     saved = plain(aged(optax.adagrad(1e-2)), tuple)

@@ -24,7 +24,7 @@ from treeadapt.transforms.optax_fields import (
     is_state_class,
 )
 from treeadapt.trees.paths import SEPARATOR
-from treeadapt.trees.state_dict import by_position, differs
+from treeadapt.trees.state_dict import by_position, differs, lacks_names_alone
 from treeadapt.trees.views import Plan, TreeView, same_structure, view_tree
 
 
@@ -37,21 +37,30 @@ def read_by_position(new: TreeView, saved: TreeView) -> tuple[Any, str] | None:
 
     Returns:
         The saved leaves in the classes of ``new``, and a warning that names these; None
-        if the saved state has names, or does not agree as a whole.
+        if all have names, those of other fields, or it does not agree as a whole.
     """
-    target, flat = view_tree(by_position(new.tree)), saved.flat()
-    paths = target.plan.paths
-    if paths == new.plan.paths or flat.keys() != frozenset(paths):
+    target, placed = (view_tree(by_position(each.tree)) for each in (new, saved))
+    paths, flat = target.plan.paths, placed.flat()
+    names = frozenset(new.plan.paths)
+    if names in (frozenset(paths), saved.flat().keys()) or flat.keys() != {*paths}:
         return None
-    if saved.plan.root is not dict:  # which need not keep empty parts
-        structure = view_tree(by_position(saved.tree)).structure
-        if not same_structure(target.structure, structure):
-            return None
+    is_numbered = saved.plan.root is dict  # which need not keep empty parts
+    if not is_numbered and not same_structure(target.structure, placed.structure):
+        return None
     leaves = [flat[path] for path in paths]
     if any(map(differs, new.leaves, leaves)):
         return None
+    kept = set(filter(is_state_class, saved.plan.node_classes))
+    is_of_others = not kept.issubset(new.plan.node_classes)
+    if is_of_others or not lacks_names_alone(saved.tree, new.tree):
+        return None
+    lacking = (
+        "some fields of the saved state have no names"
+        if kept
+        else "the saved state has no names of fields"
+    )
     return new.rebuild(leaves), (
-        "the saved state has no names of fields. As a whole it is like the new one, so "
+        f"{lacking}. As a whole it is like the new one, so "
         f"its {plural(len(leaves), 'leaf')} were taken by position, as those of "
         f"{listing(_state_classes(new.plan), write=str)}. States of other optimizers "
         f"may look alike; to say what it is: {_cure(saved.plan)}."

@@ -20,6 +20,7 @@ from treeadapt.text.names import SHOWN, Mismatch
 from treeadapt.trees.adapters.registry import current_registry
 from treeadapt.trees.arrays import is_array
 from treeadapt.trees.describing import describe
+from treeadapt.trees.paths import SEPARATOR
 from treeadapt.trees.views import TreeView, take_apart, view_nested, view_tree
 
 T = TypeVar("T")
@@ -116,10 +117,10 @@ def from_state_dict(target: T, state: Any, *, strict: bool = True) -> T:
     leaves = view.plan.unnest(state)
     if leaves is not None:
         return _rebuild(view, leaves, [], strict=strict)
-    state = to_state_dict(state)
-    leaves, unexpected = _align(view, state)
-    if unexpected:  # the names of named tuples may be lost
-        placed, others = _align(view_nested(by_position(target)), state)
+    leaves, unexpected = _align(view, to_state_dict(state))
+    if unexpected and lacks_names_alone(state, target):
+        by_places = to_state_dict(by_position(state))
+        placed, others = _align(view_nested(by_position(target)), by_places)
         if not others and not any(leaf is _MISSING for leaf in placed):
             leaves, unexpected = placed, []
     return _rebuild(view, leaves, unexpected, strict=strict)
@@ -172,8 +173,30 @@ def by_position(tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(map(by_position, tree))
     if type(tree) is dict:
-        return {name: by_position(child) for name, child in tree.items()}
+        # In a comprehension each level would take two of Python's levels.
+        return dict(zip(tree, map(by_position, tree.values()), strict=True))
     return tree
+
+
+def lacks_names_alone(state: Any, target: Any) -> bool:
+    """Return whether a state has the leaves of a target, by names or by places.
+
+    Of some named tuples the names may be lost, and kept of others. A name that is not
+    the target's is of another field.
+
+    Example:
+        >>> lacks_names_alone((0, optax.EmaState(1, 2)), (0, optax.EmaState(3, 4)))
+        True
+        >>> lacks_names_alone(optax.TraceState(1), optax.ScaleByRssState(1))
+        False
+    """
+    places = map(tree_paths, (by_position(target), by_position(state)))
+    names = dict(zip(next(places), tree_paths(target), strict=True))
+    for path, place in zip(tree_paths(state), next(places), strict=True):
+        parts = (each.split(SEPARATOR) for each in (path, place, names.get(place, "")))
+        if any(part not in known for part, *known in zip(*parts, strict=False)):
+            return False
+    return True
 
 
 def _rebuild(
