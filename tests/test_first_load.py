@@ -156,3 +156,45 @@ def test_a_broken_config_hides_no_error(folder, target):
     with pytest.raises(ta.CheckpointError, match="does not fit the target") as caught:
         ta.load(folder, target)
     assert "ta.draft_migration(" in first_two(caught.value)
+
+
+def test_without_a_config_the_table_is_named_that_takes_the_names(folder, target):
+    (folder / "config.json").unlink()
+    for arguments in ([folder], [folder, target]):
+        with pytest.raises(ta.MigrationError, match="there is no such file") as caught:
+            ta.load(*arguments, migration="tunix")
+        text = str(caught.value)
+        assert "'tunix/deepseek" not in text
+        assert "migration='tunix/qwen3' fits" in text.splitlines()[1]
+        assert "ta.load_migration('tunix/qwen3', config=..., sizes=...)" in text
+    named = ta.load_migration("tunix/qwen3", config=CONFIG)
+    assert jax.tree.structure(ta.load(folder, migration=named)) == (
+        jax.tree.structure(target)
+    )
+
+
+def test_without_a_config_nothing_is_named_that_does_not_fit(tmp_path):
+    ta.save(tmp_path / "x.safetensors", {"own.weight": np.ones(2)})
+    with pytest.raises(ta.MigrationError, match="there is no such file") as caught:
+        ta.load(tmp_path / "x.safetensors", migration="tunix")
+    assert "fits" not in str(caught.value)
+
+
+@pytest.mark.parametrize("has_target", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_of_a_config_of_another_model_the_table_that_fits_is_named(
+    folder, target, by_name, has_target
+):
+    fields = CONFIG if by_name else {**CONFIG, "model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    name = "tunix/llama" if by_name else "tunix"
+    with pytest.raises(ta.MigrationError, match="no row takes") as caught:
+        ta.load(folder, *[target] * has_target, migration=name)
+    assert "migration='tunix/qwen3' fits" in str(caught.value)
+
+
+def test_a_table_of_ones_own_is_not_compared_with_those_that_ship(folder):
+    table = ta.Migration({"own": "own"})
+    with pytest.raises(ta.MigrationError, match="no row takes") as caught:
+        ta.load(folder, migration=table)
+    assert "'tunix" not in str(caught.value)

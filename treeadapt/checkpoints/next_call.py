@@ -17,7 +17,13 @@ from treeadapt.checkpoints.record import SHAPES, TREE, Stored
 from treeadapt.checkpoints.shard_index import index_that_lists
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.loading import load_migration
-from treeadapt.migrations.tables.published import CONFIG, names_for
+from treeadapt.migrations.tables.published import (
+    CONFIG,
+    is_name,
+    names_for,
+    published,
+)
+from treeadapt.migrations.templates import Template
 from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array
 
@@ -68,6 +74,57 @@ def all_shards(stored: Stored) -> str:
     return (
         f"It is one of {len({*shards.values()})} shards. To load all of them: "
         f"ta.load({listing([str(whole)])}, ...)."
+    )
+
+
+def tables_that_take(stored: Stored, migration: Any) -> list[str]:
+    """Return a sentence with the tables of a layout that take what is stored, if any.
+
+    Args:
+        stored: what the checkpoint holds, under its own names.
+        migration: the name of the layout, or of a table of it that does not fit; there
+            is no sentence for anything else.
+    """
+    layout = migration.partition("/")[0] if is_name(migration) else ""
+    tables = published().get(layout, {}).values()
+    fitting = [
+        name
+        for name in dict.fromkeys(table.name for table in tables)
+        if name != migration and _takes_names(stored, name)
+    ]
+    if not fitting:
+        return []
+    calls = " or ".join(f"migration={name!r}" for name in fitting)
+    return [
+        f"By the names in it, {calls} fits. Sizes that shapes leave open come from a "
+        f"{CONFIG} in its folder, or from ta.load_migration({fitting[0]!r}, "
+        "config=..., sizes=...)."
+    ]
+
+
+def _takes_names(stored: Stored, name: str) -> bool:
+    """Return whether the rows of a published table take all names, and need no more."""
+    try:  # without sizes a table may say nothing, and is not named
+        table = load_migration(name)
+        source = source_of(stored, table, None, cast=False)
+    except MigrationError:
+        return False
+    if not source.problems.texts.keys() <= {"sizes"}:
+        return False
+    every = (address.path for row in table.rows for address in row.sources)
+    return all(_uses_all_entries(path, stored.table) for path in every)
+
+
+def _uses_all_entries(path: Template, names: Iterable[str]) -> bool:
+    """Return whether names have each entry of lists such as ``{p=gate,up,down}``.
+
+    Names without any match are of an optional row, and an empty entry is optional.
+    """
+    matches = [match for match in map(path.match, names) if match is not None]
+    lists = (each for each in path.captures if each.entries and "" not in each.entries)
+    return not matches or all(
+        len({match[each.key] for match in matches}) == len(each.entries)
+        for each in lists
     )
 
 

@@ -47,7 +47,7 @@ from treeadapt.checkpoints.leaves import (
 )
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.migrated import Source, named_migration, source_of, valueless
-from treeadapt.checkpoints.next_call import next_call
+from treeadapt.checkpoints.next_call import next_call, tables_that_take
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import extra_bytes, read_ahead, read_arrays
@@ -353,13 +353,17 @@ def _source(
     except MigrationError as error:
         paths = [each for each in names if isinstance(each, str | os.PathLike)]
         # What is wrong in a file of one's own is corrected there.
-        if wanted.likes is None or all(map(os.path.isfile, paths)):
+        if all(map(os.path.isfile, paths)):
             raise
-        call = next_call(stored.without_boxes(wanted.likes), wanted.likes)
-        raise MigrationError(f"{error}\n{call}") from None
+        calls = tables_that_take(stored, names[0])
+        if not calls and wanted.likes is not None:
+            calls = [next_call(stored.without_boxes(wanted.likes), wanted.likes)]
+        raise MigrationError("\n".join([str(error), *calls])) from None
     if is_list:
         return source_that_fits(stored, tables, wanted)
     source = source_of(stored, tables[0], wanted.likes, cast=wanted.cast)
+    if not {"unmatched", "unused"}.isdisjoint(source.problems.texts):
+        source.problems.advice += tables_that_take(stored, migration)
     return relevant(source, wanted), None
 
 

@@ -113,7 +113,7 @@ def find(name: str, config: Config | None = None) -> PublishedTable:
     layout, _, model_type = name.partition("/")
     tables = tables_of(name)
     if not model_type:
-        cure = f"Name the table, as {listing([f'{layout}/{next(iter(tables))}'])}"
+        cure = f"Name the table, as '{layout}/<model_type>'"
         if config is None:
             raise MigrationError(
                 f"The layout {layout!r} has {len({*tables.values()})} tables, and "
