@@ -401,6 +401,16 @@ def test_a_folder_of_jaxs_own_serialization_is_refused_with_the_way(tmp_path):
     assert call in str(caught.value)
 
 
+def test_items_that_are_numbers_are_no_steps(tmp_path):
+    import orbax.checkpoint as ocp
+
+    tree = {"0": {"w": np.ones(3)}, "a": {"b": np.ones(2)}}
+    items = {name: ocp.args.StandardSave(part) for name, part in tree.items()}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "step", ocp.args.Composite(**items))
+    assert not ta.tree_diff(ta.load(tmp_path / "step"), tree, values=True)
+
+
 @pytest.mark.parametrize("item", ["params", "opt"])
 def test_the_items_of_an_orbax_step_are_one_tree(tmp_path, item):
     import orbax.checkpoint as ocp

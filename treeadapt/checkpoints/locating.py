@@ -63,6 +63,7 @@ _STANDARD = (
     *(safetensors_file.WHOLE, safetensors_file.INDEX, orbax_folder.METADATA),
     *(torch_file.WHOLE, torch_file.INDEX),
 )
+_NO_RUN = (*_STANDARD, orbax_folder.STEP_METADATA)  # a step may have items "0", "1"
 _OF_ORBAX = (orbax_folder.METADATA, orbax_folder.STEP_METADATA)
 _FOLDERS = (safetensors_file.INDEX, *_OF_ORBAX)  # named by their folder
 
@@ -175,7 +176,7 @@ def last_step(folder: AnyPath) -> tuple[str, str]:
         Its name, and the other steps in words: those before it, and later ones that are
         not complete; nothing where there is no other.
     """
-    if not folder.is_dir() or any((folder / x).is_file() for x in _STANDARD):
+    if not folder.is_dir() or any((folder / x).is_file() for x in _NO_RUN):
         return "", ""
     steps = {x.name: _STEP.fullmatch(x.name) for x in folder.iterdir()}
     numbers = {name: (int(m[2]), m[1]) for name, m in steps.items() if m}
