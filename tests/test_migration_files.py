@@ -516,3 +516,9 @@ def test_lint_and_convert_say_what_is_marked(tmp_path):
     done = invoke("convert", tmp_path / "a.safetensors", new, "--migration", table)
     assert done.exit_code == 0
     assert done.output.count("1 of 1 row of the migration is marked to check") == 1
+
+
+@pytest.mark.parametrize("sizes", [True, 3, "h = 3", [("h", 3)]])
+def test_sizes_of_a_file_are_a_mapping(sizes):
+    with pytest.raises(ta.MigrationError, match=r"Expected a mapping as sizes=, got"):
+        ta.load_migration("tunix/qwen3", sizes=sizes)

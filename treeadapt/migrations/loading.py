@@ -20,7 +20,7 @@ from treeadapt.migrations.files import (
     options_of,
     read_tables,
 )
-from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.migration import Migration, require_mapping
 from treeadapt.migrations.rows import parse_rows
 from treeadapt.migrations.tables.published import (
     Config,
@@ -68,7 +68,8 @@ def load_migration(
 
     Raises:
         MigrationError: the file cannot be read, is malformed, or too large; there is no
-            such table; the configuration has no model type or a malformed size.
+            such table; the configuration has no model type or a malformed size; or
+            ``sizes`` is not a mapping.
 
     Example:
         >>> import pathlib, tempfile
@@ -85,6 +86,7 @@ def load_migration(
         >>> own.rows[0].drops, len(own.rows) - len(table.rows)
         (True, 1)
     """
+    require_mapping("sizes", sizes)
     name = ""
     if is_name(path):
         name, path, *_ = find(path, config)

@@ -100,10 +100,7 @@ class Migration:
         new: Mapping[str, str] | None = None,
     ) -> None:
         for name, mapping in (("sizes", sizes), ("new", new)):
-            if not isinstance(mapping, Mapping | None):
-                raise MigrationError(
-                    f"Expected a mapping as {name}=, got {describe(mapping)}."
-                )
+            require_mapping(name, mapping)
         known = {name: as_size(size) for name, size in (sizes or {}).items()}
         known = {name: size for name, size in known.items() if size}
         self._rows = parse_rows(table, known)
@@ -569,6 +566,16 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
         paths = listing(group.filled, limit=2)
         text = f"{paths} would be {dtype}, which needs {_X64}"
         problems.add("values", text, leaves=[*group.filled])
+
+
+def require_mapping(name: str, value: Any) -> None:
+    """Raise unless an argument is a mapping, or None.
+
+    Raises:
+        MigrationError: it is not.
+    """
+    if not isinstance(value, Mapping | None):
+        raise MigrationError(f"Expected a mapping as {name}=, got {describe(value)}.")
 
 
 def _check_one_size(name: str, groups: Iterable[Group], problems: Problems) -> None:
