@@ -88,9 +88,8 @@ def _lines(
     lines = (MIGRATION_FILE if is_migration else RULES_FILE).lines(file)
     place_of: dict[int | None, Place] = {}
     if isinstance(outcome, tuple):
-        rows = [
-            at for at in lines if at[-2:-1] == ("rows",)
-        ]  # of tables of a chain too
+        # Of the tables of a chain, too.
+        rows = [at for at in lines if at[-2:-1] == ("rows",)]
         for number, place in enumerate(_rows_in_file(outcome[0], file, names), 1):
             if place is not None and place < len(rows):  # and not of another table
                 place_of[number] = rows[place]

@@ -24,7 +24,7 @@ from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import compose, decompose
 
-MOST_BLOCKS = 4_096  # of nested parts, of an array; else it is read whole
+_MOST_BLOCKS = 4_096  # of nested parts, of an array; else it is read whole
 _MOST_RUNS = 1_000  # of an axis that are read one by one; else all that is around them
 
 Box: TypeAlias = tuple[slice, ...]
@@ -108,10 +108,11 @@ def parts_of_box(
         _divided(move, target, x, max_elements) for x in _by_runs(move, target, box)
     )
     parts_of_target = dict.fromkeys(piece.target_part for piece in pieces)
+    before = nested_names(move) or ()
     for smaller, two in itertools.product(
         itertools.chain.from_iterable(every), parts_of_target
     ):
-        for fixed in _fixed(move, layout, two, values, smaller):
+        for fixed in _fixed(move, layout, two, values, smaller, before):
             ranges = {name: range(number, number + 1) for name, number in fixed.items()}
             spans: list[tuple[Product, range]] = []
             place = []
@@ -144,11 +145,16 @@ def nested_names(move: Move) -> tuple[str, ...] | None:
         itertools.chain(*((name, taken_name(name)) for name, _ in move.takes))
     )
     is_cut = any(not {*names}.isdisjoint(product) for product, _ in move.lengths)
-    return None if is_taken or is_cut or move.count(names) > MOST_BLOCKS else names
+    return None if is_taken or is_cut or move.count(names) > _MOST_BLOCKS else names
 
 
 def _fixed(
-    move: Move, layout: Layout, part: int, numbers: Mapping[str, int], box: Box
+    move: Move,
+    layout: Layout,
+    part: int,
+    numbers: Mapping[str, int],
+    box: Box,
+    before: Sequence[str],
 ) -> Iterator[dict[str, int]]:
     """Yield the numbers of a leaf, with values of names before nested parts.
 
@@ -158,10 +164,10 @@ def _fixed(
         part: of the concatenation along its axes.
         numbers: of the leaf.
         box: of the leaf: values of which it has nothing are left out.
+        before: what ``nested_names`` says.
     """
-    names = nested_names(move) or ()
-    ranges = {name: range(move.size[name]) for name in names}
-    ranges |= {n: range(numbers[n], numbers[n] + 1) for n in names if n in numbers}
+    ranges = {name: range(move.size[name]) for name in before}
+    ranges |= {n: range(numbers[n], numbers[n] + 1) for n in before if n in numbers}
     for axis, each in zip(layout.axes, box, strict=True):
         first = next(iter(axis.product(part)), "")
         if first in ranges:  # it is outermost there
@@ -169,10 +175,12 @@ def _fixed(
             block *= move.count((axis.outer if axis.before else axis.product(part))[1:])
             start = 0 if axis.before else move.start(axis, part)
             low, high = ((end - start) // block for end in (each.start, each.stop - 1))
-            some = ranges[first]
-            ranges[first] = range(max(some.start, low), min(some.stop, high + 1))
-    for values_of_names in itertools.product(*(ranges[name] for name in names)):
-        yield {**numbers, **dict(zip(names, values_of_names, strict=True))}
+            possible = ranges[first]
+            ranges[first] = range(
+                max(possible.start, low), min(possible.stop, high + 1)
+            )
+    for values in itertools.product(*(ranges[name] for name in before)):
+        yield {**numbers, **dict(zip(before, values, strict=True))}
 
 
 def _start(

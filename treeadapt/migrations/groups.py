@@ -92,6 +92,7 @@ class GroupMaker:
 
     def __post_init__(self) -> None:
         self.sizes = {**self.sizes, **self.row.sizes}
+        self._typed = self.typed or self.row
         self._takes = dict(self.row.values.take)
         #: The row, with names of their own for what is taken.
         self._named = self.row.renamed
@@ -107,7 +108,7 @@ class GroupMaker:
         except _UnplannedError as error:
             kind, text = error.args
             paths = [match.path for match in matches]
-            self.problems.fail(kind, text, self.typed or self.row, {}, paths)
+            self.problems.fail(kind, text, self._typed, {}, paths)
             return []
         groups = [*(self._renamed if self._renames else self._moved)(matches, counts)]
         self._check_products(groups)
@@ -259,7 +260,7 @@ class GroupMaker:
                     f"outermost of ({' '.join(inner[name])}), may differ: write the "
                     f"size of {name} in {worded('sizes=', '[sizes]')}, or those of "
                     f"this row next to its target, {target}, or write two rows",
-                    self.typed or self.row,
+                    self._typed,
                     leaves=[*firsts.values()],
                 )
 
@@ -304,9 +305,7 @@ class GroupMaker:
                 if each.is_number
             ):
                 text = f"{listing([path])}: its numbers contradict each other"
-                self.problems.fail(
-                    "sizes", text, self.typed or self.row, values, [path]
-                )
+                self.problems.fail("sizes", text, self._typed, values, [path])
                 continue
             inner = self._inner(self._named.sources[address])
             index = tuple(values.pop(name) for name in inner)
@@ -321,7 +320,7 @@ class GroupMaker:
             except _UnplannedError as error:
                 kind, text = error.args
                 paths = [path for each in leaves for path in each.values()]
-                self.problems.fail(kind, text, self.typed or self.row, values, paths)
+                self.problems.fail(kind, text, self._typed, values, paths)
 
     def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name.
@@ -343,8 +342,8 @@ class GroupMaker:
             if name in self.row.listed and listed <= number:
                 paths = [m.path for m in matches if m.captures.get(name) == number]
                 text = f"{listing(paths)} is number {number} of {name}, and a list "
-                text += f"of {self.row.text!r:.200} has {listed} texts for it"
-                self.problems.fail("sizes", text, self.row, {}, paths)
+                text += f"of {self._typed.text!r:.200} has {listed} texts for it"
+                self.problems.fail("sizes", text, self._typed, {}, paths)
                 return None
         for names, number in most.items():
             first, *others = names
@@ -361,7 +360,7 @@ class GroupMaker:
                     text = f"{where}: {self._open(loose, captures, sizes)}"
                     text = faults[0] if faults else text
                     paths = [each.path for each in matches]
-                    self.problems.fail("sizes", text, self.typed or self.row, {}, paths)
+                    self.problems.fail("sizes", text, self._typed, {}, paths)
                     return None
             counts |= {name: sizes[name] for name in others}
             block = math.prod(sizes[name] for name in others)

@@ -83,8 +83,9 @@ def plan_groups(
         if row.drops:
             dropped += [each.path for each in matches]
         elif matches:
-            maker = GroupMaker(row, place, sizes, source, target, problems)
-            maker.typed = rows[place]
+            maker = GroupMaker(
+                row, place, sizes, source, target, problems, typed=rows[place]
+            )
             maker.is_partial, maker.lengths = has_place is not None, lengths
             groups += maker.groups(matches)
             dropped += maker.left_out

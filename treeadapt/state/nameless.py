@@ -39,10 +39,12 @@ def read_by_position(new: TreeView, saved: TreeView) -> tuple[Any, str] | None:
         The saved leaves in the classes of ``new``, and a warning that names these; None
         if all have names, those of other fields, or it does not agree as a whole.
     """
+    names = frozenset(new.plan.paths)
+    if names == saved.flat().keys():
+        return None
     target, placed = (view_tree(by_position(each.tree)) for each in (new, saved))
     paths, flat = target.plan.paths, placed.flat()
-    names = frozenset(new.plan.paths)
-    if names in (frozenset(paths), saved.flat().keys()) or flat.keys() != {*paths}:
+    if names == frozenset(paths) or flat.keys() != {*paths}:
         return None
     is_numbered = saved.plan.root is dict  # which need not keep empty parts
     if not is_numbered and not same_structure(target.structure, placed.structure):

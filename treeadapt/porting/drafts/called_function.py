@@ -67,23 +67,28 @@ class Conversion:
         }
         return Side(self._side.name, specs, reading), self._made(arrays)
 
-    def dtypes(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def dtypes(
+        self, given: Side, made: Side
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Return the leaves' own dtypes, and those that the function makes of these.
 
-        ``called`` gives float32 in the place of all floating-point numbers.
+        Args:
+            given: what ``called`` gave, with float32 for all floating-point numbers.
+            made: what the function made of it.
 
         Returns:
             Dtypes by path; None if the function does not take arrays of them.
         """
         before = {path: np.dtype(x.dtype) for path, x in self._side.leaves.items()}
-        arrays = {
-            path: array.astype(before[path])
-            for path, array in distinct_numbers(self._side.leaves).items()
-        }
-        try:
-            made = self._made(arrays)
-        except MigrationError:
-            return None
+        if any(given.leaves[path].dtype != dtype for path, dtype in before.items()):
+            arrays = {
+                path: array.astype(before[path])
+                for path, array in distinct_numbers(self._side.leaves).items()
+            }
+            try:
+                made = self._made(arrays)
+            except MigrationError:
+                return None
         return before, {path: np.dtype(x.dtype) for path, x in made.leaves.items()}
 
     def unread(self, paths: Sequence[str]) -> list[str]:

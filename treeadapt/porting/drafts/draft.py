@@ -131,7 +131,7 @@ def draft_marked(
     unread = None
     if conversion is not None:
         unread = conversion.unread([*evidence.left(filter(_is_live, rows))[0]])
-        dtypes = conversion.dtypes()
+        dtypes = conversion.dtypes(*calls[0])
         notes += [] if dtypes else [_OTHER_DTYPES]
         if dtypes and target is not None:
             dtypes[1].update({path: x.dtype for path, x in other.leaves.items()})
