@@ -11,9 +11,7 @@ cache.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +25,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import treeadapt as ta
-from benchmarks.harness import Race, Result, Target, figure
+from benchmarks.harness import Race, Result, Target, figure, run_apart
 
 TOPIC = "checkpoints"
 
@@ -145,16 +143,7 @@ _WHERE = {"load": "to 8 devices", "save": "from 8 devices"}
 
 
 def _run(work: str, folder: str, layers: int, width: int) -> dict[str, float]:
-    """Run one contender in a process of its own; return what it measured."""
-    flags = "--xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, work, folder, str(layers), str(width)],
-        check=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart(__name__, 8, work, folder, layers, width)
 
 
 # What runs in these processes.

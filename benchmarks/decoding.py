@@ -8,9 +8,7 @@ over its block; both end with the same bits, in bfloat16, in memory of their own
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ import numpy as np
 
 import treeadapt as ta
 from benchmarks.checkpointing import memory_bytes
-from benchmarks.harness import Race, Result, Target, figure
+from benchmarks.harness import Race, Result, Target, figure, run_apart
 
 TOPIC = "decoding"
 
@@ -87,16 +85,7 @@ def figures(
 
 
 def _run(work: str, folder: str, layers: int, width: int) -> dict[str, float]:
-    """Run one contender in a process of its own; return what it measured."""
-    flags = "--xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, work, folder, str(layers), str(width)],
-        check=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart(__name__, 4, work, folder, layers, width)
 
 
 # What runs in these processes.

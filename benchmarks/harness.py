@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -156,6 +160,25 @@ def run(race: Race, *, budget_s: float) -> list[Result]:
                 gc.collect()  # else a few contenders pay for the objects of all
             samples[name].append(_sample(contenders[name], repeats[name]))
     return [_result(race, name, samples) for name in names]
+
+
+def run_apart(module: str, devices: int, *arguments: object) -> dict[str, float]:
+    """Run a module in a process of its own; return what its last line of JSON says.
+
+    Args:
+        module: its name; it prints what it measured.
+        devices: how many of the CPU it has.
+        arguments: of its command line.
+    """
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        check=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _contender(given: Contender | Callable[[], Any]) -> Contender:

@@ -15,28 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_qwen3 import CONFIG, SHAPES
 
 import treeadapt as ta
 
-SHAPES = {
-    "self_attn.q_proj": (24, 22),
-    "self_attn.k_proj": (12, 22),
-    "self_attn.v_proj": (12, 22),
-    "self_attn.o_proj": (22, 24),
-    "self_attn.q_norm": (6,),
-    "self_attn.k_norm": (6,),
-    "mlp.gate_proj": (17, 22),
-    "mlp.up_proj": (17, 22),
-    "mlp.down_proj": (22, 17),
-    "input_layernorm": (22,),
-    "post_attention_layernorm": (22,),
-}
-CONFIG = {
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-}
 OWN = {"blocks": [{"up": {"kernel": jax.ShapeDtypeStruct((22, 17), "float32")}}] * 3}
 
 

@@ -14,6 +14,7 @@ import pytest
 from command import run
 from fsspec.registry import _registry
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from tiny_qwen3 import CONFIG, SHAPES
 from torch_archives import saved
 
 import treeadapt as ta
@@ -80,27 +81,6 @@ def hub(monkeypatch):
     HubFileSystem.repos.clear()
     HubFileSystem.asked.clear()
     return HubFileSystem
-
-
-CONFIG = {
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-}
-SHAPES = {
-    "self_attn.q_proj": (24, 22),
-    "self_attn.k_proj": (12, 22),
-    "self_attn.v_proj": (12, 22),
-    "self_attn.o_proj": (22, 24),
-    "self_attn.q_norm": (6,),
-    "self_attn.k_norm": (6,),
-    "mlp.gate_proj": (17, 22),
-    "mlp.up_proj": (17, 22),
-    "mlp.down_proj": (22, 17),
-    "input_layernorm": (22,),
-    "post_attention_layernorm": (22,),
-}
 
 
 def qwen3() -> dict[str, Any]:

@@ -14,16 +14,10 @@ import jax
 import numpy as np
 import pytest
 from command import invoke
+from tiny_qwen3 import CONFIG, SHAPES
 
 import treeadapt as ta
 from treeadapt.migrations.tables.published import published
-
-CONFIG = {
-    "model_type": "qwen3",
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-}
 
 
 def leaf(*shape):
@@ -33,21 +27,8 @@ def leaf(*shape):
 def qwen3(*, tied=False, layers=2):
     """A tiny Qwen 3 under the names of the hub."""
     weights = {"model.embed_tokens.weight": leaf(13, 22), "model.norm.weight": leaf(22)}
-    shapes = {
-        "self_attn.q_proj": (24, 22),
-        "self_attn.k_proj": (12, 22),
-        "self_attn.v_proj": (12, 22),
-        "self_attn.o_proj": (22, 24),
-        "self_attn.q_norm": (6,),
-        "self_attn.k_norm": (6,),
-        "mlp.gate_proj": (17, 22),
-        "mlp.up_proj": (17, 22),
-        "mlp.down_proj": (22, 17),
-        "input_layernorm": (22,),
-        "post_attention_layernorm": (22,),
-    }
     for number in range(layers):
-        for name, shape in shapes.items():
+        for name, shape in SHAPES.items():
             weights[f"model.layers.{number}.{name}.weight"] = leaf(*shape) + number
     return weights if tied else weights | {"lm_head.weight": leaf(13, 22)}
 
