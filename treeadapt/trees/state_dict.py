@@ -10,7 +10,7 @@ See ``splitting`` for selecting a part of a tree, ``paths`` for naming rules.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
@@ -170,12 +170,26 @@ def by_position(tree: Any) -> Any:
         >>> by_position({"a": [1.0, optax.EmptyState()]})
         {'a': (1.0, ())}
     """
-    if isinstance(tree, tuple | list):
-        return tuple(map(by_position, tree))
-    if type(tree) is dict:
-        # In a comprehension each level would take two of Python's levels.
-        return dict(zip(tree, map(by_position, tree.values()), strict=True))
-    return tree
+    # Without recursion: JAX flattens deeper trees than Python calls functions.
+    nodes, first_children = [tree], []
+    for node in nodes:
+        first_children.append(len(nodes))
+        nodes.extend(_entries(node))
+    for place, first in reversed([*enumerate(first_children)]):
+        node = nodes[place]
+        children = nodes[first : first + len(_entries(node))]
+        if isinstance(node, tuple | list):
+            nodes[place] = tuple(children)
+        elif type(node) is dict:
+            nodes[place] = dict(zip(node, children, strict=True))
+    return nodes[0]
+
+
+def _entries(node: Any) -> Collection[Any]:
+    """Return what is in a list, a tuple or a dict, and nothing of any other."""
+    if type(node) is dict:
+        return node.values()
+    return node if isinstance(node, tuple | list) else ()
 
 
 def lacks_names_alone(state: Any, target: Any) -> bool:
