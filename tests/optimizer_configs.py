@@ -739,6 +739,54 @@ learning_rate = { given = "rate" }
         ),
     ),
     Config(
+        "CLIP, numbers of all groups written once",
+        VIT,
+        """
+[rules]
+"**/{bias,scale}" = "no_decay"
+"**/kernel" = "decay"
+"**" = "head"
+[each]
+b2 = 0.98
+eps = 1e-6
+mu_dtype = "bfloat16"
+max_norm = 1.0
+[[optimizers.decay]]
+type = "clip_by_global_norm"
+[[optimizers.decay]]
+type = "adamw"
+learning_rate = 1e-2
+weight_decay = 0.2
+[optimizers.no_decay]
+type = "adam"
+learning_rate = 1e-2
+[optimizers.head]
+type = "adam"
+learning_rate = 1e-3
+b2 = 0.9
+""",
+        lambda path: (
+            "no_decay"
+            if _ends("bias", "scale")(path)
+            else "decay"
+            if _ends("kernel")(path)
+            else "head"
+        ),
+        lambda labels: optax.partition(
+            {
+                "decay": optax.chain(
+                    optax.clip_by_global_norm(1.0),
+                    optax.adamw(
+                        1e-2, b2=0.98, eps=1e-6, mu_dtype="bfloat16", weight_decay=0.2
+                    ),
+                ),
+                "no_decay": optax.adam(1e-2, b2=0.98, eps=1e-6, mu_dtype="bfloat16"),
+                "head": optax.adam(1e-3, b2=0.9, eps=1e-6, mu_dtype="bfloat16"),
+            },
+            dict(labels),
+        ),
+    ),
+    Config(
         "schedule-free AdamW",
         LLAMA,
         """

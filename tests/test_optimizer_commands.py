@@ -165,6 +165,24 @@ def test_show_of_the_file_alone_lists_its_optimizers(rules):
     assert tomllib.loads(out)["rules"]["**"] == "decay"
 
 
+def test_shared_arguments_are_shown_in_each_group_and_found_in_their_line(rules, model):
+    shared = GPT2_FILE.replace("b2 = 0.95\n", "").replace(
+        "[optimizers.decay]", "[each]\nb2 = 0.95\n[optimizers.decay]"
+    )
+    rules.write_text(shared)
+    out = run("show", rules)
+    assert "# [optimizers.no_decay] is adam(learning_rate=rate, b2=0.95)\n" in out
+    out = run("show", model, "--rules", rules, *STEPS)
+    assert "adamw(learning_rate=rate, weight_decay=0.1, b2=0.95)" in out
+    assert "b2=0.95" in run("explain", model, "h/0/ln_1/scale", "--rules", rules)
+    assert "0 findings" in run("lint", model, "--rules", rules, *STEPS)
+    rules.write_text(shared.replace("b2 = 0.95", "b3 = 0.95"))
+    out = run("lint", "--rules", rules, "--format", "github", code=1)
+    line = shared.splitlines().index("b2 = 0.95") + 1
+    assert f"line={line}" in out
+    assert out.count("each.b3") == 1
+
+
 def test_show_one_optimizer_for_all(rules, model):
     rules.write_text('version = 1\n[optimizer]\ntype = "adam"\nlearning_rate = 1\n')
     text = run("show", model, "--rules", rules, "--format", "json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import inspect
 import json
@@ -132,6 +133,115 @@ def test_law_15_a_configuration_trains_as_optax_by_hand(config: Config, tmp_path
 
 def assert_same_shapes(one: Any, two: Any) -> None:
     assert jax.eval_shape(lambda: one) == jax.eval_shape(lambda: two)
+
+
+GROUPED = [config for config in CONFIGS if "[optimizers." in config.toml]
+
+
+@pytest.mark.parametrize("config", GROUPED, ids=lambda config: config.name)
+def test_law_15_a_file_is_the_one_with_shared_arguments_written_out(config: Config):
+    written_out = tomllib.loads(config.toml)
+    tables = [
+        table
+        for each in written_out.get("optimizers", {}).values()
+        for table in (each if isinstance(each, list) else [each])
+    ]
+    each: dict[str, Any] = {}
+    for name in {name for table in tables for name in table}:
+        values = [table.get(name) for table in tables if name in arguments_of(table)]
+        if name not in KEPT and values and all(x == values[0] for x in values):
+            each[name] = values[0]
+    document = copy.deepcopy(written_out)
+    for table in document.get("optimizers", {}).values():
+        for call in table if isinstance(table, list) else [table]:
+            for name in each:
+                call.pop(name, None)
+    fields = {"each": each} if each else {}
+    shapes = {path: np.ones(shape, "f") for path, shape in config.shapes.items()}
+    texts = []
+    for data in (written_out, {**document, **fields}):
+        tx = ta.load_optimizer(data, **config.given)
+        state = tx.init(shapes)
+        texts.append((str(jax.make_jaxpr(tx.update)(shapes, state, shapes)), state))
+    assert texts[0][0] == texts[1][0]
+    assert_same_shapes(texts[0][1], texts[1][1])
+
+
+def arguments_of(table: dict[str, Any]) -> set[str]:
+    modules = (optax, optax.contrib, ta)
+    functions = (getattr(module, table["type"], None) for module in modules)
+    function = next(filter(None, functions), None)
+    return {*inspect.signature(function).parameters} if function else set()
+
+
+#: What ``[each]`` may not hold.
+KEPT = ("type", "inject", "learning_rate", "weight_decay", "mask")
+
+
+SHARED = {
+    "rules": {"**/bias": "a", "**": "b"},
+    "optimizers": {"a": [SGD], "b": {**ADAMW, "b2": 0.9}},
+}
+
+
+@pytest.mark.parametrize(
+    ("each", "says"),
+    [
+        (
+            {"learning_rate": 1.0},
+            "each.learning_rate: groups differ in it; write it in",
+        ),
+        ({"lr": 1.0}, "each.lr: groups differ in it"),
+        ({"weight_decay": 1.0}, "each.weight_decay: groups differ in it"),
+        ({"mask": "**"}, "each.mask: groups differ in it"),
+        ({"weight_decay_mask": "**"}, "each.weight_decay_mask: groups differ in it"),
+        ({"type": "adam"}, "each.type: groups differ in it"),
+        ({"inject": ["eps"]}, "each.inject: groups differ in it"),
+        (
+            {"b3": 0.9},
+            "each.b3: no table of [optimizers] has such an argument; known:",
+        ),
+        ({"beta1": 0.9}, "did you mean 'b1'?"),
+        (
+            {"b2": 0.9},
+            "each.b2: each table that has it gives a value of its own; remove",
+        ),
+        ({"b1": 1.5}, "each.b1: 1.5 is not less than 1"),
+        ({"b1": {"given": "x"}}, "each.b1: nobody gives 'x'; pass x=, or write it in"),
+        (3, "'each' is not a table. Write [each] above b2 = 0.95."),
+    ],
+)
+def test_what_is_wrong_with_shared_arguments_is_said_once(each, says):
+    with pytest.raises(ta.RulesFileError) as caught:
+        ta.load_optimizer({**SHARED, "each": each})
+    text = " ".join(str(caught.value).split())
+    assert says in text
+    assert text.count("each.") <= 1
+
+
+def test_arguments_are_shared_with_nothing_inside_a_table():
+    nested = {
+        "rules": {"**": "all"},
+        "each": {"b1": 0.5},
+        "optimizers": {"all": {"type": "MultiSteps", "opt": ADAMW}},
+    }
+    nested["optimizers"]["all"]["every_k_schedule"] = 2
+    with pytest.raises(ta.RulesFileError, match=r"each\.b1: no table of"):
+        ta.load_optimizer(nested)
+    around = {"each": {"b1": 0.5}, "optimizer": ADAMW}
+    with pytest.raises(ta.RulesFileError, match=r"each\.b1: there is no table in"):
+        ta.load_optimizer(around)
+
+
+def test_an_injected_argument_may_be_shared():
+    adamw = {**ADAMW, "inject": ["b1"]}
+    document = {
+        "rules": {"**": "all"},
+        "each": {"b1": 0.5},
+        "optimizers": {"all": adamw},
+    }
+    state = ta.load_optimizer(document).init({"w": np.ones(2, "f")})
+    assert float(ta.tree_get(state, "b1")) == 0.5
 
 
 def test_there_are_twenty_configurations():

@@ -54,8 +54,9 @@ _MAX_NUMBER = 1e38  # float32 holds 3.4e38
 NOTHING = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
 
 # What other programs call arguments.
-_ALSO = {"lr": "learning_rate", "wd": "weight_decay", "betas": "b1, b2", "beta1": "b1"}
-_ALSO |= {"beta2": "b2", "epsilon": "eps", "schedule": "learning_rate"}
+ALSO = {"lr": "learning_rate", "wd": "weight_decay", "betas": "b1, b2", "beta1": "b1"}
+ALSO |= {"beta2": "b2", "epsilon": "eps", "schedule": "learning_rate"}
+EACH = "each"  # the table of arguments for the optimizers of all labels
 # What a file has for each kind of argument: its types, words, and an example.
 _AXES = '{ "**/kernel" = { reduction_axis = 0, output_axis = 1 }, "**" = "none" }'
 _FORMS: dict[str, tuple[tuple[type, ...], str, str]] = {
@@ -157,6 +158,7 @@ class Builder:
     Args:
         values_by_name: texts, numbers, lists and tables are data.
         options: of the file's rules, for its tables of patterns.
+        each: arguments for the optimizers of all labels; see ``shared``.
         allow_regex: accept ``re:`` patterns.
 
     Attributes:
@@ -174,10 +176,12 @@ class Builder:
         values_by_name: Mapping[str, Any],
         options: Mapping[str, Any],
         *,
+        each: Mapping[str, Any],
         allow_regex: bool,
     ):
         self.factories = dict(factories())
         self._values_by_name, self._options = values_by_name, options
+        self._each = each
         self._allow_regex, self._label = allow_regex, ""
         self._within: list[str] = []  # names whose values are being read
         self._depth = self._num_read = self._num_found = self.num_partitions = 0
@@ -385,17 +389,23 @@ class Builder:
     ) -> dict[str, Any]:
         """Read the arguments of a call; notes those that it lacks, or has too many."""
         num_found = self._num_found
+        # A list is a chain, which takes them; what is inside a table does not.
+        is_of_label = place[:1] == ("optimizers",) and not any(
+            isinstance(key, str) for key in place[2:]
+        )
+        shared = factory.shared(self._each, data) if is_of_label else {}
+        data = {**data, **shared}
         arguments = {**factory.arguments, **self._injected(factory, data, place)}
         values: dict[str, Any] = {}
         meant: set[str] = set()
         for name, each in data.items():
-            at = (*place, name)
+            at = (EACH, name) if name in shared else (*place, name)
             if name in arguments:
                 values[name] = self._read(arguments[name], each, at)
                 if name in _RATES:
                     self.rates.append(Rate(at, self._label, each, values[name]))
             elif name not in ("type", "inject"):
-                also = [x for x in _ALSO.get(name, "").split(", ") if x in arguments]
+                also = [x for x in ALSO.get(name, "").split(", ") if x in arguments]
                 near = also or [*filter(None, [_near(name, arguments)])]
                 meant.update(near)
                 hint = f"; it has {listing(arguments)}" if arguments else ""

@@ -156,6 +156,13 @@ class Factory:
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         }
 
+    def shared(
+        self, each: Mapping[str, Any], table: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return those of some arguments that it has, and that a table lacks."""
+        names = self.arguments.keys() - table.keys()
+        return {name: value for name, value in each.items() if name in names}
+
 
 @functools.cache
 def factories() -> Mapping[str, Factory]:

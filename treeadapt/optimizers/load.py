@@ -18,6 +18,7 @@ import optax
 
 from treeadapt.errors import RulesFileError, TreeAdaptError
 from treeadapt.optimizers.building import (
+    EACH,
     MAX_DEPTH,
     Builder,
     Fault,
@@ -26,6 +27,7 @@ from treeadapt.optimizers.building import (
     TooMuchError,
 )
 from treeadapt.optimizers.factories import REFUSED, Factory
+from treeadapt.optimizers.shared import shared_faults, with_shared
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.files import RULES_FILE
 from treeadapt.selection.rules import Rules, rules_of
@@ -51,7 +53,8 @@ class OptimizerFile:
         tx: the optimizer; None if something is wrong, or lacking.
         findings: what is wrong, and where.
         lacking: names that nobody gives, and where the first use of each is.
-        tables: by label, what trains it, as data; under "" what is around all.
+        tables: by label, what trains it, as data, with its part of ``[each]``; under
+            "" what is around all.
         selections: masks and tables of patterns.
         rates: those of its optimizers.
     """
@@ -77,9 +80,10 @@ def load_optimizer(
 
     In addition to ``[rules]``, the file has a table for each label that is not
     ``"frozen"``: ``type``, a name of Optax, and its arguments by name. A list of tables
-    is a chain. ``[optimizer]`` says what is around them all, where ``{ type =
-    "partition" }`` means the tables. ``{ given = "rate" }`` is a value with a name, of
-    the table ``[given]`` or passed here. A mask is a pattern, or a list of patterns.
+    is a chain. ``[each]`` has arguments for all of these that lack them.
+    ``[optimizer]`` says what is around them, where ``{ type = "partition" }`` means the
+    tables. ``{ given = "rate" }`` is a value with a name, of the table ``[given]`` or
+    passed here. A mask is a pattern, or a list of patterns.
 
     Args:
         path_or_mapping: name of a TOML or JSON file; or the mapping that is in it, as
@@ -160,15 +164,17 @@ def read_optimizer_file(
     except TreeAdaptError as error:
         faults.append(Fault((), str(error)))
     rules = table if has_rules else None
-    in_file = document.get("given")
-    in_file = in_file if isinstance(in_file, dict) else {}
+    in_file, each = (
+        fields if isinstance(fields, dict) else {}
+        for fields in (document.get("given"), document.get(EACH))
+    )
     options = {} if table is None else {"stacks": table.stacks, "unused": table.unused}
-    builder = Builder(in_file | passed, options, allow_regex=allow_regex)
+    builder = Builder(in_file | passed, options, each=each, allow_regex=allow_regex)
     for fault in (*faults, *_unused(document, in_file, passed)):
         builder.find(*fault)
     _add_factories(builder, names or {})
     try:
-        tx, tables = _built(builder, document, rules)
+        tx, tables = _built(builder, document, rules, each)
     except TooMuchError as error:
         builder.find(*error.fault)
         tx, tables = None, {}
@@ -184,7 +190,7 @@ def read_optimizer_file(
 
 
 def _built(
-    builder: Builder, document: Mapping[str, Any], rules: Any
+    builder: Builder, document: Mapping[str, Any], rules: Any, each: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer of a document, and its tables; notes what is wrong.
 
@@ -192,13 +198,19 @@ def _built(
         builder: of its tables.
         document: what the file holds.
         rules: its ``Rules``; None if it has none.
+        each: arguments that the tables of labels share.
     """
     by_label, root = document.get("optimizers", {}), document.get("optimizer")
     if not isinstance(by_label, dict) or isinstance(by_label.get("type"), str):
         text = "it holds a table for each label; did you mean [optimizer]?"
         builder.find(("optimizers",), text)
         return None, {}
-    tables = by_label | ({} if root is None else {"": root})
+    for fault in shared_faults(by_label, each, builder.factories):
+        builder.find(*fault)
+    tables = {
+        label: with_shared(table, each, builder.factories)
+        for label, table in by_label.items()
+    } | ({} if root is None else {"": root})
     transforms = {
         label: builder.build(table, ("optimizers", label), label)
         for label, table in by_label.items()

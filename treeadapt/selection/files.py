@@ -57,6 +57,7 @@ FIELDS = {
     "optimizers": FileField(
         "a table", "[optimizers.LABEL] for each label", MAX_PATTERNS
     ),
+    "each": FileField("a table", "[each] above b2 = 0.95", MAX_PATTERNS),
     "optimizer": FileField(),
 }
 _OF_LARGEST = dict.fromkeys((_LARGEST, "min_size", "min_bytes", "ties"), FileField())
