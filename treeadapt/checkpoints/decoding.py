@@ -261,8 +261,9 @@ def _require_none_left(
 def _is_scale(stored: Stored, path: str, last: str) -> bool:
     """Return whether a leaf may be a scale of what is next to it."""
     array, _, _ = path.rpartition("_scale")
+    other = stored.table.get(array)
+    is_of_other = other is not None and other.array.dtype.name not in FLOAT8
     dtype = stored.table[path].array.dtype.name
-    is_of_other = stored.table.get(array) and dtype not in FLOAT8
     return bool(_SCALE.fullmatch(last)) and not is_of_other and dtype not in FLOAT8
 
 

@@ -56,9 +56,19 @@ class Stated:
         return self.text("quant_method")
 
     def text(self, key: str) -> str:
-        """Return a text in lower case; empty if it is not stated."""
+        """Return a text in lower case; empty if it is not stated.
+
+        Raises:
+            CheckpointError: something else is stated.
+        """
         value = self.fields.get(key)
-        return value.lower() if isinstance(value, str) else ""
+        if not isinstance(value, str | None):
+            refuse(
+                self.path,
+                f"its configuration has {value!r:.60} as {key!r}, which is not a text",
+                raw_advice(),
+            )
+        return (value or "").lower()
 
     def number(self, *keys: str) -> int | None:
         """Return the first whole number that is stated under one of some keys."""

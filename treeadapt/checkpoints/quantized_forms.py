@@ -165,7 +165,7 @@ def _require_zeros(parts: Parts) -> None:
         CheckpointError: the configuration says that there are some.
     """
     is_symmetric = parts.stated.of_weights("symmetric")
-    if "_zero_point" not in parts.leaves and is_symmetric is False:
+    if "_zero_point" not in parts.leaves and is_symmetric not in (None, True):
         zeros = listing([f"{parts.root}_zero_point"])
         parts.refuse(f"lacks {zeros}, and the configuration says symmetric = false")
 
@@ -301,6 +301,12 @@ def _integers_packed(parts: Parts) -> tuple[DecodedArray, str]:
         parts.contradict(
             "_shape", f" and says {said!r:.60}, of {bits or '8, 4 or 2'} bits"
         )
+    if len(fitting) > 1:
+        known = ", ".join(map(str, fitting))
+        parts.refuse(
+            f"may be of {known} bits: it has {said[1]} columns, and the configuration "
+            "does not say which"
+        )
     bits, zero, table = fitting[0], None, _INTEGERS - 2 ** (fitting[0] - 1)
     grid, blocks = parts.grid("_scale", said, stated.block)
     _require_zeros(parts)
@@ -374,7 +380,7 @@ def _integers_turned(parts: Parts) -> tuple[DecodedArray, str]:
 def _groups(parts: Parts, ins: int, size: int, num_groups: int) -> Any:
     """Return the group of each input; None if they are in order."""
     if "g_idx" not in parts.leaves:
-        if parts.stated.fields.get("desc_act") is True:
+        if parts.stated.fields.get("desc_act"):
             parts.refuse(
                 f"lacks {listing([f'{parts.root}g_idx'])}, as desc_act needs it"
             )

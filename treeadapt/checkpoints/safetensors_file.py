@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -55,6 +55,9 @@ _DTYPE_NAMES = (
 )
 _DTYPES = dict(pair.split(":") for pair in _DTYPE_NAMES.split())
 _PACKED = "F4"  # two in a byte, the low bits first (safetensors 0.6 and later)
+#: A header of safetensors 0.6 and later may have these, and nothing says which bits of
+#: a byte come first: 0.8.0 reads them neither to NumPy nor to PyTorch.
+_SIX_BITS = ("F6_E2M3", "F6_E3M2")
 
 
 def read_metadata(path: AnyPath) -> Stored:
@@ -260,6 +263,8 @@ def _of_file(path: AnyPath) -> Stored:
     table = {}
     places: dict[tuple[int, int], str] = {}
     for name, entry in header.items():
+        if entry["dtype"] in _SIX_BITS:
+            _refuse_six_bits(path, name, entry["dtype"])
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
         dtype = "float4_e2m1fn" if dtype == _PACKED else dtype
         leaf = abstract(path, name, entry["shape"], dtype)
@@ -287,6 +292,18 @@ def _of_file(path: AnyPath) -> Stored:
     if marks is None:
         return Stored(path, table | _shared(texts, table))
     return marked(path, table, sound_marks(path, parse_json(marks)))
+
+
+def _refuse_six_bits(path: AnyPath, name: str, dtype: str) -> NoReturn:
+    """Raise because numbers of 6 bits have no order in bytes that is written down."""
+    refuse(
+        path,
+        f"the leaf {listing([name])} is {dtype}, numbers of 6 bits, and safetensors "
+        "does not say in which order these are in bytes",
+        "Whoever wrote them has to unpack them: safetensors.deserialize(data), of the "
+        "bytes of the file, gives those of each leaf. F8_E4M3 holds all such numbers "
+        "exactly, and is read.",
+    )
 
 
 def _array(path: AnyPath, start_bytes: int, leaf: Any, *, is_packed: bool) -> Any:
