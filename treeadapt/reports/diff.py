@@ -25,7 +25,8 @@ from treeadapt.errors import TreeAdaptError, UnusedRuleError
 from treeadapt.selection.answers import require_agreement
 from treeadapt.selection.repairs import Names, pattern_text, unused_message
 from treeadapt.selection.rules import Rules, allowing
-from treeadapt.selection.selectors import Unused, Where, view_whole
+from treeadapt.selection.selectors import Unused, Where
+from treeadapt.selection.tree_first import view_whole
 from treeadapt.text.names import (
     first_rows,
     fold,

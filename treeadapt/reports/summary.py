@@ -35,7 +35,8 @@ from treeadapt.reports.words import fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC, Decision
 from treeadapt.selection.repairs import Names, advice_lines, entry_text
 from treeadapt.selection.rules import RulesLike, as_rules
-from treeadapt.selection.selectors import Unused, Where, select, view_first
+from treeadapt.selection.selectors import Unused, Where, select
+from treeadapt.selection.tree_first import view_first
 from treeadapt.sharding.specs import AxisRules, spec_text
 from treeadapt.text.names import (
     counts_text,

@@ -23,6 +23,18 @@ from treeadapt.trees.describing import describe
 from treeadapt.trees.views import view_tree
 
 
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise unless ``value`` is one of ``choices``.
+
+    Raises:
+        SelectorError: it names the choices.
+    """
+    if value not in choices:
+        raise SelectorError(
+            f"{name}= is {' or '.join(map(repr, choices))}, got {value!r}."
+        )
+
+
 def check_counts(expect: Any, labels: Sequence[Any]) -> None:
     """Raise unless ``expect`` has a number for labels that the rules give."""
     if not isinstance(expect, Mapping):

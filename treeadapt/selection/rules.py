@@ -29,7 +29,7 @@ from treeadapt.selection.answers import (
     no_leaf,
     require_agreement,
 )
-from treeadapt.selection.arguments import check_counts
+from treeadapt.selection.arguments import check_choice, check_counts
 from treeadapt.selection.decision import MISSING, STATIC, Decision, Overlap, RuleTable
 from treeadapt.selection.leaves import Leaves
 from treeadapt.selection.repairs import entry_text
@@ -41,10 +41,9 @@ from treeadapt.selection.selectors import (
     Unused,
     Where,
     as_selector,
-    check_choice,
     select,
-    view_first,
 )
+from treeadapt.selection.tree_first import view_first
 from treeadapt.selection.whole_tree import BoundQuestion, Question
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import plural, shorten

@@ -15,15 +15,13 @@ import dataclasses
 import functools
 import math
 import operator
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.sharding import PartitionSpec
 
-from treeadapt.errors import SelectorError, TreeAdaptError, UnusedRuleError
+from treeadapt.errors import SelectorError, UnusedRuleError
 from treeadapt.layers.stacks import NO_STACKS, Stacks
 from treeadapt.patterns.glob import escape, parse
 from treeadapt.selection.alternatives import warn_of_alternatives
@@ -35,6 +33,7 @@ from treeadapt.selection.answers import (
 )
 from treeadapt.selection.arguments import (
     argument_text,
+    check_choice,
     checked_dtype,
     dtype_text,
     instead_text,
@@ -42,10 +41,9 @@ from treeadapt.selection.arguments import (
 )
 from treeadapt.selection.leaves import Leaves, NotKnown, OnePath
 from treeadapt.selection.repairs import Names, pattern_text, unused_message
+from treeadapt.selection.tree_first import view_whole
 from treeadapt.selection.whole_tree import BoundQuestion, Question
 from treeadapt.text.names import shorten
-from treeadapt.trees.arrays import is_array
-from treeadapt.trees.describing import describe_argument
 from treeadapt.trees.views import TreeView, view_tree
 
 Unused = Literal["error", "ignore"]
@@ -608,81 +606,6 @@ def as_selector(spec: Any) -> Selector:
     )
 
 
-def view_first(tree: Any, chooser: Any, call: str) -> TreeView:
-    """Take a tree apart that comes before what chooses its leaves.
-
-    Args:
-        tree: the tree.
-        chooser: rules, a selector, or whatever one of them is made of; or None.
-        call: how the function is called, such as ``split(tree, where)``.
-
-    Raises:
-        SelectorError: the two are in the other order, or the tree is a text. Labels,
-            texts and empty trees in the place of the tree are taken as they are unless
-            there are arrays in the place of ``chooser``.
-    """
-    if _is_tree(chooser) and _chooses(tree):
-        raise SelectorError(
-            f"The tree comes first, {call}; got {_written(tree)} for it, and "
-            f"{describe_argument(chooser)} with arrays after it. Swap the two."
-        )
-    return view_whole(tree)
-
-
-def _chooses(value: Any) -> bool:
-    """Return whether a value may choose leaves, by patterns, classes or rules."""
-    if isinstance(value, Mapping):
-        return bool(value) and all(map(_is_text, value.values()))
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return bool(value) and all(map(_is_text, value))
-    return isinstance(value, str | type | Question)
-
-
-def _is_text(value: Any, depth: int = 3) -> bool:
-    """Return whether it is a text, a spec as rules take it, or a pair of these.
-
-    A tree may be lists in lists to any depth; pairs hold lists of names, and no more.
-    """
-    if isinstance(value, tuple | list) and not isinstance(value, PartitionSpec):
-        is_short = depth > 0 and bool(value)
-        return is_short and all(x is None or _is_text(x, depth - 1) for x in value)
-    return isinstance(value, str | PartitionSpec)
-
-
-def _is_tree(value: Any) -> bool:
-    """Return whether a value holds arrays, and cannot be rules that give some."""
-    if value is None or isinstance(value, str | type | Question):
-        return False
-    if isinstance(value, Mapping) and any("*" in str(key) for key in value):
-        return False  # patterns, as of factors that are arrays
-    try:
-        return any(map(is_array, view_tree(value).leaves))
-    except TreeAdaptError:
-        return False
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, str):
-        return f"the text {shorten(repr(value))}"
-    is_table = isinstance(value, type | Question)
-    return shorten(repr(value)) if is_table else describe_argument(value)
-
-
-def view_whole(tree: Any) -> TreeView:
-    """Take a tree apart of which leaves are chosen.
-
-    Raises:
-        SelectorError: it is a text, such as the name of a file.
-    """
-    if isinstance(tree, str | bytes | os.PathLike):
-        raise SelectorError(
-            f"Expected a tree, such as a model; got the text {shorten(repr(tree))}. A "
-            "file is read by treeadapt.load(path). What chooses leaves comes after the "
-            "tree."
-        )
-    return view_tree(tree)
-
-
 def select(
     tree: Any, where: Any, *, unused: Unused = "error", cure: str = ""
 ) -> list[bool]:
@@ -708,18 +631,6 @@ def select(
     view = tree if isinstance(tree, TreeView) else view_whole(tree)
     answers = as_selector(where).decide(view, reports=unused == "error")
     return require_agreement(answers.of(view), "A selection of arrays", cure=cure)
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise unless ``value`` is one of ``choices``.
-
-    Raises:
-        SelectorError: it names the choices.
-    """
-    if value not in choices:
-        raise SelectorError(
-            f"{name}= is {' or '.join(map(repr, choices))}, got {value!r}."
-        )
 
 
 def _combine(kind: type[_Composite], one: Any, two: Any) -> Any:

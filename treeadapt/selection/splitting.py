@@ -30,7 +30,8 @@ from treeadapt.errors import (
     TreeAdaptError,
 )
 from treeadapt.selection.rules import allowing
-from treeadapt.selection.selectors import Unused, Where, as_selector, select, view_first
+from treeadapt.selection.selectors import Unused, Where, as_selector, select
+from treeadapt.selection.tree_first import view_first
 from treeadapt.selection.whole_tree import Question
 from treeadapt.text.names import Mismatch, listing, plural, shorten
 from treeadapt.trees.arrays import Params, are_arrays, are_inexact, is_array

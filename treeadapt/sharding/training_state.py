@@ -20,7 +20,7 @@ from treeadapt.errors import ReplicatedWarning, ShardingError, StackError
 from treeadapt.layers.region import read_key
 from treeadapt.selection.decision import MISSING
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike
-from treeadapt.selection.selectors import view_first
+from treeadapt.selection.tree_first import view_first
 from treeadapt.sharding.params import BY_PARAMS, decide_specs
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.sharding.state import PlacedParam, place_slot

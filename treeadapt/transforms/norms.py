@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from treeadapt.errors import RulesError, SelectorError
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, RulesLike, as_rules
-from treeadapt.selection.selectors import view_first
+from treeadapt.selection.tree_first import view_first
 from treeadapt.text.names import shorten
 from treeadapt.transforms.flat import require_no_refs
 from treeadapt.transforms.nnx_state import require_no_optimizer

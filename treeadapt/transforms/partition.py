@@ -24,10 +24,10 @@ from treeadapt.errors import PathCollisionError, RulesError, TransformError
 from treeadapt.layers.keys import boxes
 from treeadapt.layers.region import Region, put
 from treeadapt.selection.answers import Split
-from treeadapt.selection.arguments import turned_text
+from treeadapt.selection.arguments import check_choice, turned_text
 from treeadapt.selection.decision import MISSING, STATIC
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
-from treeadapt.selection.selectors import Unused, Where, as_selector, check_choice
+from treeadapt.selection.selectors import Unused, Where, as_selector
 from treeadapt.selection.whole_tree import Question, WholeTree, in_force
 from treeadapt.text.names import Speller, listing
 from treeadapt.transforms.adapt import (
