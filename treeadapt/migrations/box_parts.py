@@ -19,8 +19,8 @@ from typing import TypeAlias
 import numpy as np
 
 from treeadapt.migrations.axes import Axis, Product
+from treeadapt.migrations.move import Layout, Move
 from treeadapt.migrations.rows import Piece
-from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import compose, decompose
 

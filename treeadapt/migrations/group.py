@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from treeadapt.migrations.axes import REST
+from treeadapt.migrations.move import Move
 from treeadapt.migrations.rows import SPLIT, Row
-from treeadapt.migrations.running import Move
 from treeadapt.migrations.templates import Captures
 from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array

@@ -19,13 +19,14 @@ import jax.numpy as jnp
 
 from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, indices
 from treeadapt.migrations.group import Group, Taken, shape_of, size_bytes
+from treeadapt.migrations.move import Layout, Move
 from treeadapt.migrations.operations import Values
-from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.problems import Problems, UnplannedError
+from treeadapt.migrations.renumbering import Renumbering
 from treeadapt.migrations.rows import Address, Row
-from treeadapt.migrations.running import Layout, Move
 from treeadapt.migrations.solving import Equation, solve
-from treeadapt.migrations.take import Order, lengths_after, taken_name
-from treeadapt.migrations.templates import Capture, compose, decompose
+from treeadapt.migrations.take import taken_name
+from treeadapt.migrations.templates import compose, decompose
 from treeadapt.text.names import listing, natural, plural, size_text
 from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array, is_inexact_dtype
@@ -53,10 +54,6 @@ Shared: TypeAlias = Mapping[str, Any]
 Leaves: TypeAlias = Sequence[dict[tuple[int, ...], str]]
 
 
-class _UnplannedError(Exception):
-    """A group cannot be planned: the kind of problem, and its text."""
-
-
 @dataclasses.dataclass
 class GroupMaker:
     """Makes the groups of one row.
@@ -69,11 +66,9 @@ class GroupMaker:
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         is_partial: whether the result may have more than ``target`` shows.
-        lengths: see ``lengths_after``; None for those of ``source``.
-        left_out: gets the leaves of which the numbers in their paths are not taken.
+        lengths: see ``lengths_after``; for rows that take numbers.
         typed: the row as it is in the table, without copies; None for ``row``.
-        renumbered: gets for each number in a path, after what is before it, that of the
-            result; None where the leaf is left out.
+        renumbering: what the row takes by number, and which leaves it leaves out.
     """
 
     row: Row
@@ -83,20 +78,15 @@ class GroupMaker:
     target: Specs | None
     problems: Problems
     is_partial: bool = False
-    lengths: Mapping[str, int] | None = None
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     typed: Row | None = None
-    left_out: list[str] = dataclasses.field(default_factory=list)
-    renumbered: dict[tuple[str, int], int | None] = dataclasses.field(
-        default_factory=dict
-    )
 
     def __post_init__(self) -> None:
         self.sizes = {**self.sizes, **self.row.sizes}
         self._typed = self.typed or self.row
-        self._takes = dict(self.row.values.take)
+        self.renumbering = Renumbering(self.row, self.lengths)
         #: The row, with names of their own for what is taken.
         self._named = self.row.renamed
-        self._selected: dict[str, tuple[int, int]] = {}
 
     def groups(self, matches: Sequence[Taken]) -> list[Group]:
         """Return the groups, in natural order of their first targets."""
@@ -104,125 +94,14 @@ class GroupMaker:
         if counts is None:
             return []
         try:
-            matches, counts = self._renumbered(matches, counts)
-        except _UnplannedError as error:
-            kind, text = error.args
+            matches, counts = self.renumbering.apply(matches, counts)
+        except UnplannedError as error:
             paths = [match.path for match in matches]
-            self.problems.fail(kind, text, self._typed, {}, paths)
+            self.problems.fail(error.kind, error.text, self._typed, {}, paths)
             return []
         groups = [*(self._renamed if self._renames else self._moved)(matches, counts)]
         self._check_products(groups)
         return sorted(groups, key=lambda group: natural(group.targets[0][0]))
-
-    def _order(self, name: str, size: int) -> Order:
-        """Return which numbers of a name are taken, of so many."""
-        order = self._takes[name].order_of(size)
-        if len(order) < size:
-            self._selected[name] = len(order), size
-        if not len(order):
-            self._fault(f"take leaves none of the {size:,} numbers of {name}")
-        return order.inverse if self.row.values.undoes else order
-
-    def _renumbered(
-        self, matches: Sequence[Taken], counts: dict[str, int]
-    ) -> tuple[Sequence[Taken], dict[str, int]]:
-        """Return leaves with the places of their numbers among those that are taken.
-
-        Args:
-            matches: all leaves; those that are not taken become ``left_out``.
-            counts: of the numbers in their paths, by name.
-        """
-        captures = (c for each in self.row.sources for c in each.path.captures)
-        if all(self._takes.keys().isdisjoint(each.names) for each in captures):
-            return matches, counts
-        if self.lengths is None:
-            self.lengths = lengths_after(self.source)
-        counts, kept = {**counts}, []
-        lengths = [self._lengths_of(match, counts) for match in matches]
-        own = {**counts}  # a row may have the first layers only
-        most: dict[str, int] = {}
-        for name in dict.fromkeys(name for each in lengths for name in each):
-            counts[name] = max(each[name] for each in lengths if name in each)
-            counts[taken_name(name)] = len(self._order(name, counts[name]))
-        places: dict[tuple[str, int], dict[int, int]] = {}
-        for match, length in zip(matches, lengths, strict=True):
-            for each in length.items():
-                if each not in places:
-                    numbers = self._order(*each).numbers.tolist()
-                    places[each] = {number: n for n, number in enumerate(numbers)}
-            values = {name: places[name, size] for name, size in length.items()}
-            if new := self._taken(match, values, counts):
-                kept.append(new)
-            else:
-                self.left_out.append(match.path)
-        for (name, _), by_number in places.items():
-            taken = [n + 1 for number, n in by_number.items() if number < own[name]]
-            most[taken_name(name)] = max([most.get(taken_name(name), 1), *taken])
-        return kept, counts | most
-
-    def _lengths_of(self, match: Taken, counts: Sizes) -> dict[str, int]:
-        """Return how many numbers there are in the place of those of a leaf, by name.
-
-        Args:
-            match: the leaf.
-            counts: of the numbers of the row.
-        """
-        template, lengths = self.row.sources[match.address].path, {}
-        for capture in template.captures:
-            for name in (name for name in capture.names if name in self._takes):
-                lengths[name] = counts[name]
-                if capture.entries or len(capture.names) > 1:
-                    continue
-                start = self._start(match, capture, counts)
-                most = (self.lengths or {}).get(start, 0) - capture.shift
-                lengths[name] = max(int(match.captures[name]) + 1, most)
-                size = self._takes[name].size
-                if size not in (0, lengths[name]):
-                    text = f"{plural(lengths[name], 'number')} of {name} after"
-                    cure = "the list names each once, or 'of' is next to it"
-                    seen = f"and take has {size:,}: {cure}"
-                    self._fault(f"{text} {listing([start])}, {seen}")
-        return lengths
-
-    def _start(self, match: Taken, capture: Capture, counts: Sizes) -> str:
-        """Return what the path of a leaf has before a capture."""
-        template = self.row.sources[match.address].path
-        values: dict[str, Any] = {}
-        for each in template.captures:
-            values |= decompose(each.names, match.captures[each.key], counts)
-        return template.fill(values, counts, before=capture)
-
-    def _taken(
-        self, match: Taken, places: Mapping[str, Mapping[int, int]], counts: Sizes
-    ) -> Taken | None:
-        """Return a leaf with its new numbers; None if one of them is not taken.
-
-        Args:
-            match: the leaf.
-            places: of the numbers that are taken, by name.
-            counts: of all numbers, and of those that are taken.
-        """
-        captures, is_kept = dict(match.captures), True
-        sides = self.row.sources[match.address], self._named.sources[match.address]
-        for old, new in zip(*(each.path.captures for each in sides), strict=True):
-            if old.key == new.key:
-                continue
-            values = decompose(old.names, captures.pop(old.key), counts)
-            for name, by_number in places.items():
-                if name in values:
-                    values[name] = by_number.get(values[name])
-            is_taken = None not in values.values()
-            number = None
-            if is_taken:
-                sizes = dict(zip(old.names, map(counts.get, new.names), strict=True))
-                number = captures[new.key] = compose(old.names, values, sizes)
-            is_kept &= is_taken
-            if not old.entries:
-                start = self._start(match, old, counts)
-                before = int(match.captures[old.key]) + old.shift
-                after = None if number is None else number + old.shift
-                self.renumbered[start, before] = after
-        return match._replace(captures=captures) if is_kept else None
 
     def _check_products(self, groups: Sequence[Group]) -> None:
         """Note sizes that differ between groups, and that only a product shows.
@@ -273,7 +152,7 @@ class GroupMaker:
         )
         return (
             len(row.sources) == len(row.targets) == 1
-            and not (row.moves or row.function or self._takes)
+            and not (row.moves or row.function or row.values.take)
             and not any(map(self._inner, (*row.sources, *row.targets)))
             and all(c.names == (c.key,) for c in captures)
         )
@@ -317,10 +196,9 @@ class GroupMaker:
         for values, leaves in families.values():
             try:
                 yield self._group(values, leaves, counts)
-            except _UnplannedError as error:
-                kind, text = error.args
+            except UnplannedError as error:
                 paths = [path for each in leaves for path in each.values()]
-                self.problems.fail(kind, text, self._typed, values, paths)
+                self.problems.fail(error.kind, error.text, self._typed, values, paths)
 
     def _counts(self, matches: Sequence[Taken]) -> dict[str, int] | None:
         """Count the numbers that the row's sources hold, by name.
@@ -411,7 +289,7 @@ class GroupMaker:
         is_whole = own != counts and not self._missing(values, leaves, own)
         if is_whole and self.target is not None:
             # Leaves that are fewer than those of another group: the target may say so.
-            with contextlib.suppress(_UnplannedError):
+            with contextlib.suppress(UnplannedError):
                 group = self._whole(values, leaves, own)
                 if all(path in self.target for path in group.filled):
                     return group
@@ -442,18 +320,9 @@ class GroupMaker:
                 few = {n: min(counts[n], len(by_index) + _SHOWN) for n in names}
                 lacking = (i for i in indices(names, few) if i not in by_index)
                 for index in itertools.islice(lacking, _SHOWN):
-                    numbers = [*map(self._number, names, index)]
+                    numbers = [*map(self.renumbering.number, names, index)]
                     missing.append(self._path(address, values, numbers, counts))
         return missing
-
-    def _number(self, name: str, place: int) -> int:
-        """Return the number in a path that has a place among those that are taken."""
-        by_taken = {taken_name(each): each for each in self._takes}
-        if name not in by_taken:
-            return place
-        size = self._selected.get(by_taken[name], (0, place + 1))[1]
-        numbers = self._order(by_taken[name], size).numbers
-        return int(numbers[place]) if place < len(numbers) else place
 
     def _whole(self, values: Shared, leaves: Leaves, counts: Sizes) -> Group:
         """Plan a group of which no part is missing."""
@@ -485,8 +354,8 @@ class GroupMaker:
             move = self._move(sides, sizes, sources, targets[0][0])
             specs = tuple(_made(move, layout) for layout in move.targets)
             self._check_growth(sources, targets, specs)
-        selected = ((name, *counts) for name, counts in self._selected.items())
-        return Group(row, self.place, sources, targets, move, specs, (*selected,))
+        selected = self.renumbering.selected
+        return Group(row, self.place, sources, targets, move, specs, selected)
 
     def _check_growth(
         self,
@@ -567,7 +436,7 @@ class GroupMaker:
         repeats = (name for name, _ in row.values.repeat)
         empty = [n for n in (*numbers, *repeats) if sizes.get(n) == 0]
         faults += [f"{name} has size 0, so no leaf holds it" for name in empty]
-        lists = [name for name, take in self._takes.items() if take.size]
+        lists = [name for name, take in row.values.take if take.size]
         if faults and lists:
             text = f"take names all numbers of {listing(lists)}, or has 'of': how many"
             faults.append(f"{text} there are")
@@ -578,9 +447,10 @@ class GroupMaker:
     def _solve(self, equations: Sequence[Equation], sizes: dict[str, int]) -> list[str]:
         """Add what follows to sizes, also of what is taken; return contradictions."""
         faults = [*solve(equations, sizes)]
-        for name in self._takes:
+        for name, _ in self.row.values.take:
             if name in sizes and taken_name(name) not in sizes:
-                sizes[taken_name(name)] = len(self._order(name, sizes[name]))
+                order = self.renumbering.order(name, sizes[name])
+                sizes[taken_name(name)] = len(order)
                 return self._solve(equations, sizes)
         return faults
 
@@ -663,16 +533,7 @@ class GroupMaker:
         if lacking:
             text = f"{listing([source_path])}: {lacking[0]} has no zeros to pad with"
             self._fault(text, "values")
-        takes = [
-            (name, self._order(name, sizes[name]))
-            for name in self._takes
-            if name in _names(sides[0])
-        ]
-        for name, order in takes:
-            if len(order) != sizes[taken_name(name)]:
-                text = f"{plural(len(order), 'number')} of {name} are taken, and there"
-                there = f"are places for {sizes[taken_name(name)]:,}"
-                self._fault(f"{listing([source_path])}: {text} {there}")
+        takes = self.renumbering.orders(_names(sides[0]), sizes, source_path)
         like: Any = (self.target or {}).get(target_path)
         if row.values.fills and is_array(like) and like.dtype != after:
             text = f"{listing([target_path])} would be {after} and is {like.dtype}"
@@ -689,7 +550,7 @@ class GroupMaker:
             dtype=after,
             compares=row.compares,
             lengths=(*self._lengths(sources).items(),) if row.values.multiply else (),
-            takes=tuple(takes),
+            takes=takes,
             zeros=(*range(1, len(sides[1])),) if values.add and values.undoes else (),
         )
 
@@ -784,7 +645,7 @@ class GroupMaker:
         return f"{text}: the target has no {listing(lacking)}"
 
     def _fault(self, text: str, kind: str = "sizes") -> NoReturn:
-        raise _UnplannedError(kind, text)
+        raise UnplannedError(text, kind)
 
 
 def _names(layouts: Iterable[Layout]) -> dict[str, None]:

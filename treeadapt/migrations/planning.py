@@ -84,12 +84,19 @@ def plan_groups(
             dropped += [each.path for each in matches]
         elif matches:
             maker = GroupMaker(
-                row, place, sizes, source, target, problems, typed=rows[place]
+                row,
+                place,
+                sizes,
+                source,
+                target,
+                problems,
+                is_partial=has_place is not None,
+                lengths=lengths,
+                typed=rows[place],
             )
-            maker.is_partial, maker.lengths = has_place is not None, lengths
             groups += maker.groups(matches)
-            dropped += maker.left_out
-            for number, new in maker.renumbered.items():
+            dropped += maker.renumbering.left_out
+            for number, new in maker.renumbering.new_numbers.items():
                 other = renumbered.setdefault(number, (row, new))
                 _check_numbers(number, other, (row, new), pairs, problems)
     for row, matches in zip(rows, by_row, strict=True) if renumbered else ():

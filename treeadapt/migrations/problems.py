@@ -36,6 +36,20 @@ class Cause(NamedTuple):
     leaves: Sequence[str] = ()
 
 
+class UnplannedError(Exception):
+    """A row cannot make a group of some leaves; its maker adds which.
+
+    Attributes:
+        text: what is wrong.
+        kind: of the problem.
+    """
+
+    def __init__(self, text: str, kind: str = "sizes") -> None:
+        super().__init__(text)
+        self.text = text
+        self.kind = kind
+
+
 @dataclasses.dataclass
 class Problems:
     """All that is wrong, by kind.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from treeadapt.migrations.axes import REST, Product, product_text
 from treeadapt.migrations.group import Group
-from treeadapt.migrations.running import Layout, Move
+from treeadapt.migrations.move import Layout, Move
 from treeadapt.migrations.take import plain_name, taken_name
 
 

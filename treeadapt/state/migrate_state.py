@@ -329,8 +329,16 @@ class _Mover:
             if is_array(array):
                 specs[path] = jax.ShapeDtypeStruct(array.shape[rank:], array.dtype)
         problems, sizes = Problems(), self.migration.sizes
-        maker = GroupMaker(row, share.place, sizes, specs, self.params, problems)
-        maker.is_partial, maker.lengths = self.is_partial, lengths
+        maker = GroupMaker(
+            row,
+            share.place,
+            sizes,
+            specs,
+            self.params,
+            problems,
+            is_partial=self.is_partial,
+            lengths=lengths,
+        )
         matches = [match for match in share.matches if match.path in slots]
         for group in [] if row.drops else maker.groups(matches):
             sources = [slot for path in group.source_paths for slot in slots.pop(path)]
