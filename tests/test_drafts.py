@@ -224,6 +224,55 @@ def test_heads_with_several_queries_of_their_own_are_nested_parts(is_back):
     moves_alike(draft.migration, *grouped(3, 2, 7, 13)[::way])
 
 
+def per_head(
+    order: str, heads: int, size: int, wide: int, width: int
+) -> tuple[Leaves, Leaves]:
+    """Two arrays, one of them of three parts, and one that holds all head by head."""
+    rng = np.random.default_rng(0)
+    source, target = {}, {}
+    sizes = {"q": size, "k": size, "v": wide, "z": wide}
+    for n in range(2):
+        parts = {p: rng.normal(size=(heads, d, width)) for p, d in sizes.items()}
+        flat = {p: part.reshape(-1, width) for p, part in parts.items()}
+        source[f"h.{n}.qkv.weight"] = np.concatenate([flat[p] for p in "qkv"])
+        source[f"h.{n}.z.weight"] = flat["z"]
+        both = np.concatenate([parts[p] for p in order], 1)
+        target[f"h/{n}/kernel"] = both.reshape(-1, width).T
+    return source, target
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("order", ["qkvz", "zqkv"])
+def test_parts_of_each_head_may_be_segments_of_another_array(order, is_back):
+    way = -1 if is_back else 1
+    draft = ta.draft_migration(*per_head(order, 3, 5, 14, 11)[::way])
+    assert rests_on_numbers(draft)
+    assert not (draft.missing)
+    assert not (draft.unexpected)
+    moves_alike(draft.migration, *per_head(order, 3, 7, 12, 13)[::way])
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_parts_of_each_head_may_become_parts_of_all_heads(is_back):
+    def pair(size: int, wide: int) -> tuple[Leaves, Leaves]:
+        whole = np.random.default_rng(0).normal(size=(3, size + wide, 11))
+        parts = [part.reshape(-1, 11) for part in np.split(whole, [size], 1)]
+        return {"w": whole.reshape(-1, 11)}, {"k": np.concatenate(parts).T}
+
+    way = -1 if is_back else 1
+    draft = ta.draft_migration(*pair(5, 14)[::way])
+    assert rests_on_numbers(draft)
+    moves_alike(draft.migration, *pair(5, 12)[::way])
+
+
+def test_two_sizes_that_are_equal_have_names_of_their_own():
+    whole = np.random.default_rng(0).normal(size=(3, 3, 7, 11))
+    target = whole.swapaxes(0, 1).reshape(63, 11).T
+    draft = ta.draft_migration({"w": whole.reshape(63, 11)}, {"k": target})
+    assert [*draft.migration.sizes.values()] == [3, 3]
+    assert rests_on_numbers(draft)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_rotary_llama_is_right_at_other_sizes(first, monkeypatch):
     given = tables.llama(first)

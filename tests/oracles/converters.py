@@ -440,15 +440,19 @@ def maxtext_gpt_oss(x: int, **sizes: int) -> tuple[Shapes, Convert]:
 
 
 def maxtext_qwen35(heads_: int, ratio: int, **sizes: int) -> tuple[Shapes, Convert]:
-    layers, e = sizes["layers"], sizes["e"]
+    layers, e, k, v = (sizes[name] for name in ("layers", "e", "k", "v"))
     shapes: Shapes = {}
     for n in range(layers):
         at = f"model.layers.{n}"
         if n % 4 == 3:
             shapes |= linear(f"{at}.self_attn.o_proj", e, 7)
         else:
+            at = f"{at}.linear_attn.in_proj"
             for p in "ba":
-                shapes |= linear(f"{at}.linear_attn.in_proj_{p}", heads_ * ratio, e)
+                shapes |= linear(f"{at}_{p}", heads_ * ratio, e)
+            value = heads_ * ratio * v
+            shapes |= linear(f"{at}_qkv", 2 * heads_ * k + value, e)
+            shapes |= linear(f"{at}_z", value, e)
 
     def convert(w: Arrays) -> Arrays:
         def both(n: int) -> Any:
@@ -460,11 +464,20 @@ def maxtext_qwen35(heads_: int, ratio: int, **sizes: int) -> tuple[Shapes, Conve
             ]
             return np.concatenate(parts, 1).reshape(-1, e).T
 
+        def all_four(n: int) -> Any:
+            at = f"model.layers.{n}.linear_attn.in_proj"
+            end = heads_ * k
+            parts = [*np.split(w[f"{at}_qkv.weight"], [end, 2 * end])]
+            parts.append(w[f"{at}_z.weight"])
+            by_head = [part.reshape(heads_, -1, e) for part in parts]
+            return np.concatenate(by_head, 1).reshape(-1, e).T
+
         made = {
-            f"params-decoder-layers-layer_{i}-attention-in_proj_ba-kernel": np.stack(
-                [both(n) for n in range(i, layers, 4)], 1
+            f"params-decoder-layers-layer_{i}-attention-in_proj_{name}-kernel": (
+                np.stack([of(n) for n in range(i, layers, 4)], 1)
             )
             for i in range(3)
+            for name, of in (("ba", both), ("qkvz", all_four))
         }
         outs = [
             w[f"model.layers.{n}.self_attn.o_proj.weight"].T
@@ -1019,8 +1032,8 @@ CONVERTERS = {
     "maxtext/qwen3.5-scanned": Oracle(
         "maxtext 0.2.5",
         maxtext_qwen35,
-        {"layers": 12, "e": 22, "heads_": 3, "ratio": 2},
-        {"layers": 8, "e": 26, "heads_": 2, "ratio": 2},
+        {"layers": 12, "e": 22, "heads_": 3, "ratio": 2, "k": 5, "v": 7},
+        {"layers": 8, "e": 26, "heads_": 3, "ratio": 2, "k": 7, "v": 11},
     ),
     "keras-hub/bert": Oracle("keras-hub 0.32.0", keras_bert, BERT, BERT2),
     "keras-hub/gpt2": Oracle("keras-hub 0.32.0", keras_gpt2, GPT2, BERT2),

@@ -20,6 +20,7 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.porting.drafts.called_function import as_bytes
 from treeadapt.porting.drafts.inputs import Side
+from treeadapt.porting.drafts.links import find_links, leaf_of
 from treeadapt.porting.drafts.merging import canonical
 from treeadapt.porting.drafts.numbers import (
     Origins,
@@ -36,8 +37,6 @@ from treeadapt.porting.drafts.numbers import (
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.values import (
-    find_links,
-    leaf_of,
     rows_of_counted_names,
     rows_of_links,
 )

@@ -14,13 +14,13 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import BLANKS
 from treeadapt.porting.drafts.evidence import Evidence
 from treeadapt.porting.drafts.inputs import Side
+from treeadapt.porting.drafts.links import find_links, leaf_of
 from treeadapt.porting.drafts.merging import canonical, is_guess, merged
 from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
 from treeadapt.porting.drafts.numbers import find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.rows import DraftRow, Hole
 from treeadapt.porting.drafts.stated import ModelConfig
-from treeadapt.porting.drafts.values import find_links, leaf_of
 from treeadapt.porting.drafts.writing import (
     as_table,
     counts_heads,

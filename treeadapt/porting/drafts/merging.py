@@ -32,9 +32,8 @@ def canonical(row: DraftRow) -> DraftRow:
             else token
             for token in place.tokens
         )
-        return DraftAddress(
-            tokens, tuple(tuple(map(numbered, parts)) for parts in place.axes)
-        )
+        axes = tuple(tuple(map(numbered, parts)) for parts in place.axes)
+        return dataclasses.replace(place, tokens=tokens, axes=axes)
 
     sources = tuple(map(place_of, row.sources))
     targets = tuple(map(place_of, row.targets))

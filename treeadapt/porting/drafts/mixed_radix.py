@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 COPIES = -1  # in place of an axis, where all values have the same numbers
+_MOST_SEGMENTS = 16  # of an axis
 _LEAST = 0.98  # of the numbers whose place is known, that a map must explain
 
 
@@ -67,21 +68,18 @@ def fit_map(
     """
     if not len(flat):
         return None
+    steps = axis_steps(sizes, flat, places)
+    if any(step is None for step in steps):
+        return None
+    known = [step for step in steps if step is not None]
     coordinates = np.unravel_index(flat, tuple(sizes)) if sizes else ()
-    steps: list[np.ndarray] = []
-    stride = math.prod(sizes)
-    rest = places.astype(np.int64).copy()
-    for axis, size in enumerate(sizes):
-        stride //= size
-        step = _steps(size, coordinates[axis], flat, stride, places)
-        if step is None:
-            return None
-        steps.append(step)
+    rest = places.astype(np.int64)
+    for axis, step in enumerate(known):
         rest -= step[coordinates[axis]]
     start = int(np.median(rest)) if len(rest) else 0
     if np.mean(rest == start) < _LEAST or start < 0:
         return None
-    digits = [_factored(step, other) for step in steps]
+    digits = [_factored(step, other) for step in known]
     if any(each is None for each in digits):
         return None
     if start >= math.prod(other):
@@ -89,6 +87,59 @@ def fit_map(
     first = np.unravel_index(start, tuple(other)) if other else ()
     whole = tuple(each for each in digits if each is not None)
     return IndexMap(whole, tuple(int(each) for each in first))
+
+
+def axis_steps(
+    sizes: Sequence[int], flat: np.ndarray, places: np.ndarray
+) -> list[np.ndarray | None]:
+    """Return how far places move along each axis, from index 0; None if not known.
+
+    Args:
+        sizes: of the axes of the array.
+        flat: flat indices of numbers in it.
+        places: flat index of each in the other array.
+    """
+    coordinates = np.unravel_index(flat, tuple(sizes)) if sizes else ()
+    steps = []
+    stride = math.prod(sizes)
+    for axis, size in enumerate(sizes):
+        stride //= size
+        steps.append(_steps(size, coordinates[axis], flat, stride, places))
+    return steps
+
+
+def segment_starts(steps: np.ndarray | None, other: Sequence[int]) -> list[int]:
+    """Return where an axis is cut so that each segment is made of digits.
+
+    Args:
+        steps: along the axis.
+        other: sizes of the axes of the other array.
+
+    Returns:
+        Where segments begin, 0 first; nothing if the axis is not to be cut, or if no
+        cuts help.
+
+    Example:
+        >>> segment_starts(np.array([0, 1, 5, 6, 2, 3, 7, 8]), [10])
+        [0, 4]
+    """
+    if steps is None or _factored(steps, other) is not None:
+        return []
+    ends = [*(1 + np.flatnonzero(np.diff(steps) < 0)), len(steps)]
+    cuts = [0]
+    while cuts[-1] < len(steps):
+        start = cuts[-1]
+        segments = ((end, steps[start:end] - steps[start]) for end in reversed(ends))
+        fits = (int(e) for e, part in segments if e > start and _is_made(part, other))
+        end = next(fits, None)
+        if end is None or len(cuts) > _MOST_SEGMENTS:
+            return []
+        cuts.append(end)
+    return cuts[:-1]
+
+
+def _is_made(steps: np.ndarray, other: Sequence[int]) -> bool:
+    return _factored(steps, other) is not None
 
 
 def _steps(

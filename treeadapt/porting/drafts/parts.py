@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from treeadapt.porting.drafts.mixed_radix import COPIES, Digit, IndexMap, refined
 from treeadapt.porting.drafts.rows import (
+    SEGMENT,
     AtomAxes,
     DraftAddress,
     DraftRow,
@@ -110,7 +111,9 @@ class _Layout:
         has_copies = any(each.along(COPIES) for each in self._maps)
         if count == 1 or any(is_whole) or has_copies:
             return None
-        return self._listed() or self._joined(spans)
+        tokens = (each.template[-1] or "" for each in self._parts)
+        has_segments = any(token.startswith(SEGMENT) for token in tokens)
+        return (not has_segments and self._listed()) or self._joined(spans)
 
     def _span(self, each: IndexMap) -> list[int]:
         """Return how many values of each axis of the whole a map reaches.
@@ -419,8 +422,9 @@ class _Layout:
             outside = [atoms[axis, digit.step] for digit in reversed(outer)]
             products.append((*outside, *reversed(product)))
         whole = self._whole_place(atoms, (axis, (tuple(products),)))
-        row = None if whole is None else self._made(places, whole)
-        return row and dataclasses.replace(row, before=len(outer))
+        if whole is None:
+            return None
+        return self._made(places, dataclasses.replace(whole, before=len(outer)))
 
     def _outer(self, axis: int, size: int) -> list[Digit]:
         """Return the digits of all parts along an axis of which each value has all.

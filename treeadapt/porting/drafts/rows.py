@@ -36,6 +36,9 @@ class Hole:
     is_text: bool = False
 
 
+#: Begins the last token of the path of a segment of a leaf (see ``segments``).
+SEGMENT = "\0"
+
 #: A path: its words, separators and numbers, and holes.
 Tokens: TypeAlias = tuple[str | Hole, ...]
 
@@ -46,15 +49,22 @@ AtomAxes: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class DraftAddress:
-    """An address whose axes have no names yet."""
+    """An address whose axes have no names yet.
+
+    Attributes:
+        tokens: of its path.
+        axes: of the array.
+        before: how many atoms of each part of a bracket are outside of it.
+    """
 
     tokens: Tokens
     axes: AtomAxes
+    before: int = 0
 
     def with_tokens(self, start: int, stop: int, new: str | Hole) -> DraftAddress:
         """Return it with one token in the place of some."""
         tokens = (*self.tokens[:start], new, *self.tokens[stop:])
-        return DraftAddress(tokens, self.axes)
+        return dataclasses.replace(self, tokens=tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +84,6 @@ class DraftRow:
         offset: what is added to the product.
         pads: axes of the target that are longer by zeros, and by how many at each end.
         cuts: axes of the source of which some of each end are left out.
-        before: how many atoms of each part of a bracket are outside of it.
         gaps: numbers in paths that do not have all values from 0 on, so that their
             count does not give the size.
         bare: atoms of texts that need no list, because nothing else matches.
@@ -96,7 +105,6 @@ class DraftRow:
     offset: float = 0.0
     pads: tuple[tuple[int, int, int], ...] = ()
     cuts: tuple[tuple[int, int, int], ...] = ()
-    before: int = 0
     gaps: frozenset[int] = frozenset()
     bare: frozenset[int] = frozenset()
     fixed: frozenset[int] = frozenset()
@@ -133,6 +141,12 @@ class DraftRow:
     def target_paths(self) -> list[str]:
         """Paths of all leaves that it makes."""
         return [path for _, targets in self.pairs for path in targets]
+
+    def with_side(self, side: int, addresses: tuple[DraftAddress, ...]) -> DraftRow:
+        """Return the row with other sources, if ``side`` is 0, or other targets."""
+        if side == 0:
+            return dataclasses.replace(self, sources=addresses)
+        return dataclasses.replace(self, targets=addresses)
 
     def marked(self, check: str, note: str = "") -> DraftRow:
         """Return the row with one more mark, and what its reader should know of it."""

@@ -13,14 +13,21 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from treeadapt.migrations.chain import roots_of
+from treeadapt.porting.drafts.links import (
+    Components,
+    Link,
+    NumberedLeaf,
+    reread,
+    templates_of,
+    written_back,
+)
 from treeadapt.porting.drafts.mixed_radix import fit_map
-from treeadapt.porting.drafts.numbers import Origins
 from treeadapt.porting.drafts.parts import Pattern, Variant, row_of_parts
 from treeadapt.porting.drafts.rows import (
     DraftAddress,
@@ -29,88 +36,20 @@ from treeadapt.porting.drafts.rows import (
     Tokens,
     is_count,
     template_of,
-    tokens_of,
     windowed,
 )
+from treeadapt.porting.drafts.segments import (
+    cut_pool,
+    cuts_of_pool,
+    with_whole_leaves,
+)
 
-_LEAST_KNOWN = 0.2  # of a leaf, before its numbers are evidence
-_ALL = 0.9  # of a leaf: no number of it is in another one by chance
-_LEAST_LINK = 0.005  # of what is known of other leaves, before it is of another one
 _MAX_NUMBER = 10**6
 _MOST_NAMES = 8  # numbers at one place of a path that may be words
 
 
-@dataclasses.dataclass(frozen=True)
-class NumberedLeaf:
-    """A leaf of one side.
-
-    Attributes:
-        path: its path.
-        shape: of its array.
-        template: its tokens, with None for numbers.
-        numbers: in its path.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    template: tuple[str | None, ...]
-    numbers: tuple[int, ...]
-
-
-def leaf_of(path: str, shape: tuple[int, ...]) -> NumberedLeaf:
-    """Return a leaf with the numbers of its path apart."""
-    template = template_of(path)
-    pairs = zip(template, tokens_of(path), strict=True)
-    numbers = tuple(int(token) for fixed, token in pairs if fixed is None)
-    return NumberedLeaf(path, shape, template, numbers)
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """Numbers that two leaves share, and where they are in each.
-
-    Attributes:
-        ends: the leaf of the source, and that of the target.
-        flats: flat indices of the numbers in each.
-    """
-
-    ends: tuple[NumberedLeaf, NumberedLeaf]
-    flats: tuple[np.ndarray, np.ndarray]
-
-
-#: Links that hang together, several times.
-Components: TypeAlias = Sequence[Sequence[Link]]
-
 #: How many leaves the source, and the target, have of each template.
 Counts: TypeAlias = tuple[Counter[Pattern], Counter[Pattern]]
-
-
-def find_links(
-    sources: Sequence[NumberedLeaf],
-    targets: Iterable[NumberedLeaf],
-    origins: Mapping[str, Origins],
-    least: float = _LEAST_KNOWN,
-) -> list[Link]:
-    """Return which leaves share numbers.
-
-    Args:
-        sources: leaves, in the order in which ``origins`` counts them.
-        targets: leaves.
-        origins: where the numbers of targets are, by path.
-        least: share of a target whose place is known.
-    """
-    links = []
-    for leaf in targets:
-        origin = origins.get(leaf.path)
-        if origin is None or origin.share < least or not len(origin.flat):
-            continue
-        order = np.argsort(origin.leaves, kind="stable")
-        numbers, starts = np.unique(origin.leaves[order], return_index=True)
-        for number, shared in zip(numbers, np.split(order, starts[1:]), strict=True):
-            if origin.share >= _ALL or len(shared) >= _LEAST_LINK * len(origin.flat):
-                flats = origin.places[shared], origin.flat[shared]
-                links.append(Link((sources[number], leaf), flats))
-    return links
 
 
 def rows_of_links(
@@ -170,39 +109,9 @@ def _pools(links: Iterable[Link]) -> dict[object, list[list[Link]]]:
     """Return links that hang together, by the templates of both of their ends."""
     pools: dict[object, list[list[Link]]] = {}
     for component in _components(links):
-        ends = {end for link in component for end in enumerate(_templates(link))}
+        ends = {end for link in component for end in enumerate(templates_of(link))}
         pools.setdefault(frozenset(ends), []).append(component)
     return pools
-
-
-def _templates(link: Link) -> tuple[Pattern, Pattern]:
-    return link.ends[0].template, link.ends[1].template
-
-
-def _reread(
-    pool: Components, side: int, read: Callable[[NumberedLeaf], NumberedLeaf]
-) -> Components:
-    """Return links whose leaves on one side have other numbers in their paths."""
-    leaves = {link.ends[side].path: link.ends[side] for c in pool for link in c}
-    new = {path: read(leaf) for path, leaf in leaves.items()}
-
-    def ends(link: Link) -> tuple[NumberedLeaf, NumberedLeaf]:
-        source, target = link.ends
-        return (new[source.path], target) if side == 0 else (source, new[target.path])
-
-    return [[Link(ends(link), link.flats) for link in each] for each in pool]
-
-
-def _written_back(
-    row: DraftRow, side: int, write: Callable[[DraftAddress], DraftAddress | None]
-) -> DraftRow | None:
-    """Return a row with paths as they are on one side; None if one is not so made."""
-    addresses = tuple(filter(None, map(write, row.sides[side])))
-    if len(addresses) < len(row.sides[side]):
-        return None
-    if side == 0:
-        return dataclasses.replace(row, sources=addresses)
-    return dataclasses.replace(row, targets=addresses)
 
 
 def _rows_of_words(pools: Mapping[Any, Components], counts: Counts) -> list[DraftRow]:
@@ -270,8 +179,8 @@ def _rows_of_window(
         return address.with_tokens(first, first + 1, hole)
 
     pool = [component for each in templates for component in pools[each]]
-    rows = _rows_of_pool(_reread(pool, side, numbered), counts)
-    return [new for row in rows if (new := _written_back(row, side, worded))]
+    rows = _rows_of_pool(reread(pool, side, numbered), counts)
+    return [new for row in rows if (new := written_back(row, side, worded))]
 
 
 def _rows_in_blocks(pool: Components, counts: Counts) -> list[DraftRow]:
@@ -290,7 +199,7 @@ def _rows_in_blocks(pool: Components, counts: Counts) -> list[DraftRow]:
             if not 0 <= max(inner) < size or max(outer) < size:
                 continue
             split = functools.partial(_in_block, place=place, size=size)
-            rows = _Pool(_reread(pool, side, split), counts).rows() or []
+            rows = _Pool(reread(pool, side, split), counts).rows() or []
             joined = [_with_blocks(row, side, place, size) for row in rows]
             if rows and all(joined):
                 return [row for row in joined if row]
@@ -323,11 +232,23 @@ def _with_blocks(row: DraftRow, side: int, place: int, size: int) -> DraftRow | 
         hole = Hole((*holes[0].atoms, *holes[1].atoms))
         return address.with_tokens(start, start + 2, hole)
 
-    new = _written_back(row, side, joined)
+    new = written_back(row, side, joined)
     if new is None:
         return None
     sizes = {**row.sizes, **dict.fromkeys(inner, size)}
     return dataclasses.replace(new, sizes=sizes, gaps=row.gaps | inner)
+
+
+def _rows_of_segments(pool: Components, counts: Counts) -> list[DraftRow]:
+    """Return the rows if leaves of one side are several, one after the other."""
+    for side in (0, 1):
+        if cuts := cuts_of_pool(pool, side):
+            segments = cut_pool(pool, side, cuts)
+            rows = _Pool(segments, counts).rows() or _rows_in_blocks(segments, counts)
+            every = [with_whole_leaves(row, side) for row in rows]
+            if rows and all(every):
+                return [row for row in every if row]
+    return []
 
 
 def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
@@ -338,7 +259,7 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
     named = _rows_with_a_name(pool, counts)
     if named is not None:
         return named
-    if rows := _rows_in_blocks(pool, counts):
+    if rows := _rows_in_blocks(pool, counts) or _rows_of_segments(pool, counts):
         return rows
     shapes: dict[object, list[Sequence[Link]]] = {}  # apart, some may follow one
     for component in pool:
@@ -375,7 +296,7 @@ def _rows_with_a_name(
             if not 1 < len(numbers) <= _MOST_NAMES:
                 continue
             named = functools.partial(_named, template=template, place=place)
-            rows = _Pool(_reread(pool, side, named), counts).rows() or []
+            rows = _Pool(reread(pool, side, named), counts).rows() or []
             are_copies = all(len(r.places) > 2 and not r.has_bracket for r in rows)
             if rows and (are_copies or len(shapes[template]) > 1):
                 return rows
@@ -469,7 +390,7 @@ class _Pool:
                 for place, number in enumerate(leaf.numbers):
                     seen.setdefault((side, leaf.template, place), set()).add(number)
             same = np.equal.outer(link.ends[0].numbers, link.ends[1].numbers)
-            key = _templates(link)
+            key = templates_of(link)
             equal[key] = equal[key] & same if key in equal else same
         templates = {end for pair in equal for end in enumerate(pair)}
         classes: dict[object, dict[tuple[int, Pattern], list[int]]] = {}

@@ -130,7 +130,7 @@ def written(
     """Return the rows as text, and the sizes that no shape gives or that are stated."""
     sizes: dict[str, int] = {}
     keys: dict[str, str] = {}
-    names: dict[tuple[int, str], str] = {}
+    names: dict[tuple[int, str, int], str] = {}  # the last: of equal ones in a row
     texts, is_open = [], set()
     named: list[dict[int, str]] = []
     for row in rows:
@@ -139,17 +139,18 @@ def written(
         fixed: dict[int, str] = {}
         for atom in dict.fromkeys([*open_of_row, *of_heads]):
             size, key = row.sizes[atom], of_heads.get(atom, "")
-            if (size, key) not in names:
+            nth = [row.sizes[other] for other in fixed].count(size)
+            if (size, key, nth) not in names:
                 near = "h" if _counts_heads(row, atom) else ""
                 near = "i" if _counts_layers(row, atom) else near
                 wishes = (*(("two",) if size == 2 else ()), *near, *"dijkmn")
                 free = (
                     name for name in (*"d" * bool(key), *wishes) if name not in sizes
                 )
-                names[size, key] = name = next(free, f"size{size}")
+                names[size, key, nth] = name = next(free, f"size{size}")
                 sizes[name] = size
                 keys |= {name: key} if key else {}
-            fixed[atom] = names[size, key]
+            fixed[atom] = names[size, key, nth]
             is_open |= {fixed[atom]} if atom in open_of_row else set()
         named.append(fixed)
     for row, fixed in zip(rows, named, strict=True):
@@ -267,7 +268,7 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
     many = next(
         (axis for place in row.places for axis in place.axes if len(axis) > 1), ()
     )
-    if row.before:
+    if any(place.before for place in row.places):
         for part in many:
             give(part[0], "h", "g")
             give(part[-1], "d")
@@ -389,7 +390,8 @@ def _address(
     path = path.replace(" : ", r" \: ")
     if not with_axes:
         return path
-    return f"{path} : {' '.join(_axis(axis, names, row.before) for axis in place.axes)}"
+    axes = (_axis(axis, names, place.before) for axis in place.axes)
+    return f"{path} : {' '.join(axes)}"
 
 
 def _token(
