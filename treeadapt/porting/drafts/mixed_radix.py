@@ -120,7 +120,7 @@ def segment_starts(steps: np.ndarray | None, other: Sequence[int]) -> list[int]:
         cuts help.
 
     Example:
-        >>> segment_starts(np.array([0, 1, 5, 6, 2, 3, 7, 8]), [10])
+        >>> segment_starts(np.array([0, 1, 5, 6, 2, 3, 4, 7, 8, 9]), [10])
         [0, 4]
     """
     if steps is None or _factored(steps, other) is not None:
