@@ -11,9 +11,10 @@ from treeadapt.cli.commands import app
 COMMANDS = tuple(app.commands)
 
 
-def invoke(*arguments: Any) -> Result:
+def invoke(*arguments: Any, **options: Any) -> Result:
     """Run the command; the result has its exit code and both outputs."""
-    return CliRunner().invoke(app, [*map(str, arguments)], prog_name="treeadapt")
+    texts = [*map(str, arguments)]
+    return CliRunner().invoke(app, texts, prog_name="treeadapt", **options)
 
 
 def run(*arguments: Any, code: int = 0) -> str:

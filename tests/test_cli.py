@@ -1236,8 +1236,11 @@ def test_a_diff_as_json_has_each_leaf_that_the_text_folds(tmp_path):
 
 def test_help_and_version():
     assert "Exit codes" in run("--help")
-    for name in COMMANDS:
-        assert "Usage" in run(name, "--help")
+    assert "a folder of safetensors" in " ".join(run("--help").split())
+    for arguments in ((), *((name,) for name in COMMANDS)):
+        text = invoke(*arguments, "--help", terminal_width=60).stdout
+        assert "Usage" in text
+        assert max(map(len, text.splitlines())) <= 60
     assert run("--version") == f"treeadapt, version {ta.__version__}\n"
     assert "No such command" in run("nonsense", code=2)
 

@@ -1,12 +1,12 @@
 """The ``treeadapt`` command: its commands, their options and their help.
 
 Takes arguments, prints to standard output, and gives an exit code: 0, all is well; 1,
-``lint`` found something, ``diff`` a difference, ``explain`` no rule or row; 2, the
-arguments or the files cannot be used, or nothing can be printed; 130, interrupted; 141,
-the reader of a pipe left. Errors are one or two lines on standard error. Only
-``convert``, ``diff --values`` and ``draft`` read arrays, and only ``convert``, ``show
---output`` and ``draft --output`` write. The tree comes first everywhere; tables are
-options.
+``lint`` found something, ``diff`` a difference, ``compare`` what does not load,
+``explain`` no rule or row; 2, the arguments or the files cannot be used, or nothing can
+be printed; 130, interrupted; 141, the reader of a pipe left. Errors are one or two
+lines on standard error. Only ``convert``, ``diff --values`` and ``draft`` read arrays,
+and only ``convert``, ``show --output`` and ``draft --output`` write. The tree comes
+first everywhere; tables are options.
 
 A command imports what it does when it is called, because a shell that completes a word
 imports this module: it must not import JAX or NumPy.
@@ -76,9 +76,10 @@ def show(**arguments: Any) -> None:
 @click.option(
     "--ignore",
     "ignored",
+    metavar="KIND",
     type=click.Choice(options.KINDS),
     multiple=True,
-    help="A kind of finding to leave out; may be repeated.",
+    help=f"Findings to leave out; may be repeated: {', '.join(options.KINDS)}.",
 )
 @options.one_of("text", "json", "github")
 @options.shared
@@ -121,6 +122,31 @@ def diff(**arguments: Any) -> None:
 
 
 @options.command(
+    "Say whether a checkpoint loads into a model.",
+    "compare model.safetensors my_module:init",
+    "compare Qwen3-8B my_module:init --migration tunix --format json",
+)
+@click.argument("checkpoint", metavar="CHECKPOINT", type=click.Path())
+@click.argument("target", metavar="TARGET", type=click.Path())
+@options.text("--migration", "TABLE", "A migration file, or a published table.")
+@options.patterns("--where", "What is to be loaded")
+@options.flag("--cast", "Take other dtypes that hold as much.")
+@options.no_decode
+@options.one_of("text", "json")
+@options.shared
+def compare(**arguments: Any) -> None:
+    """Say whether CHECKPOINT loads into TARGET: exit code 1 if it does not.
+
+    Reads names, shapes and dtypes, as load does before it reads an array: leaves that
+    are missing, unexpected, of another shape or dtype, and what a config.json says
+    otherwise.
+    """
+    from treeadapt.cli.comparing import compare_with_model
+
+    compare_with_model(**arguments)
+
+
+@options.command(
     "Say which rule or row decides a leaf.",
     "explain model.safetensors h/3/attn/kernel --rules freeze.toml",
     "explain old.safetensors lm_head.weight --migration table.toml",
@@ -147,20 +173,17 @@ def explain(**arguments: Any) -> None:
     "tables tunix",
 )
 @click.argument("layout", metavar="[LAYOUT]", required=False)
+@options.one_of("text", "json")
 @options.shared
-def tables(layout: str | None) -> None:
+def tables(layout: str | None, form: str | None) -> None:
     """List the published tables, of LAYOUT alone if it is named.
 
     A table moves published weights into the model of another library, and back: name it
     as --migration LAYOUT/TYPE, or LAYOUT where a config.json is next to the weights.
     """
-    from treeadapt.cli.printing import print_table
-    from treeadapt.migrations.tables.published import published, tables_of
+    from treeadapt.cli.printing import print_published
 
-    chosen = [*published().values()] if layout is None else [tables_of(layout)]
-    every = dict.fromkeys(table for types in chosen for table in types.values())
-    rows = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
-    print_table(("table", "compared with", "model types"), rows)
+    print_published(layout, form)
 
 
 @options.command(
@@ -243,6 +266,7 @@ def bench(**arguments: Any) -> None:
 @options.text("--synonyms", "FILE", "More words that mean the same in names, .toml.")
 @options.no_decode
 @options.flag("--force", "Replace FILE if it exists.")
+@options.one_of("text", "json")
 @options.shared
 def draft(**arguments: Any) -> None:
     """Write the first version of a migration that turns SRC into TARGET.

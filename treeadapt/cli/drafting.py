@@ -20,6 +20,7 @@ def write_draft(
     convert: str | None,
     output: str | None,
     synonyms: str | None,
+    form: str | None,
     *,
     decode: bool,
     force: bool,
@@ -42,9 +43,14 @@ def write_draft(
     drafted = draft_migration(
         old, new, convert=function, synonyms=synonyms, decode=decode
     )
-    if output is None:
-        click.echo(drafted.to_toml(), nl=False)
+    text = drafted.to_toml()
+    if output is not None:
+        Path(output).write_text(text, "utf-8")
+    if form == "json":
+        printing.print_lines(drafted.to_json())
         return
-    Path(output).write_text(drafted.to_toml(), "utf-8")
+    if output is None:
+        click.echo(text, nl=False)
+        return
     printing.print_lines("\n".join(map(printable, drafted.summary.splitlines())))
     click.echo(f"Wrote {output!r}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,21 +38,24 @@ _HELP = """Names, labels and checks of every leaf of a checkpoint or model.
 \b
 See what is in it, and what rules do to it:
   treeadapt show model.safetensors
-  treeadapt show model.safetensors --rules freeze.toml --output report.svg
-Check rules and tables before they cost a run:
+  treeadapt show model.safetensors --rules freeze.toml
+Check rules, tables and models before they cost a run:
   treeadapt lint model.safetensors --rules freeze.toml
   treeadapt diff old.safetensors new.safetensors
+  treeadapt compare Qwen3-8B my_module:init
 Bring a checkpoint under other names:
-  treeadapt draft old.safetensors my_module:model --output table.toml
-  treeadapt convert old.safetensors new.safetensors --migration table.toml
-\b
-Exit codes: 0 all is well; 1 lint found something, diff a difference, explain
-no rule or row; 2 the arguments or files cannot be used; 130 interrupted;
-141 the reader of a pipe left.
-\b
-TREE is a .safetensors, .npz, Flax .msgpack or PyTorch file (.bin, .pt, .pth), an
-Orbax folder, a schema (.schema.toml), module:function, which is run by
-jax.eval_shape, or module:model."""
+  treeadapt draft old.safetensors my_module:model
+  treeadapt convert old.safetensors new.safetensors \\
+      --migration table.toml
+
+Exit codes: 0 all is well; 1 lint found something, diff a difference, compare what does
+not load, explain no rule or row; 2 the arguments or files cannot be used; 130
+interrupted; 141 the reader of a pipe left.
+
+TREE is a .safetensors, .npz, Flax .msgpack or PyTorch file (.bin, .pt, .pth), a folder
+of safetensors as Hugging Face has it, an Orbax folder, a schema (.schema.toml), a URL,
+module:function, which is run by jax.eval_shape, or module:model."""
+_WIDTH = 58  # of a line that is not filled again; narrow terminals have 60 columns
 
 
 class Failure(click.ClickException):
@@ -252,7 +256,11 @@ def app() -> None:
 
 def command(short_help: str, *examples: str) -> Callable[..., Any]:
     """Make a function a command, with examples at the end of its help."""
-    lines = ["\b", "Examples:", *(f"  treeadapt {each}" for each in examples)]
+    lines = ["\b", "Examples:"]
+    for each in examples:
+        # As a shell takes it from here, too.
+        parts = textwrap.wrap(f"treeadapt {each}", _WIDTH - 8, break_long_words=False)
+        lines.append("  " + " \\\n      ".join(parts))
     return app.command(short_help=short_help, epilog="\n".join(lines))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import click
 from jax.sharding import PartitionSpec
 
+from treeadapt.migrations.tables.published import published, tables_of
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.outline import Total, added, ends
@@ -87,6 +88,26 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     click.secho(first, bold=True)
     for line in others:
         click.echo(line)
+
+
+def print_published(layout: str | None, form: str | None) -> None:
+    """Print the published tables.
+
+    Args:
+        layout: of which; None for all.
+        form: ``"json"``, or anything else for a table.
+
+    Raises:
+        MigrationError: there is no such layout.
+    """
+    chosen = [*published().values()] if layout is None else [tables_of(layout)]
+    every = dict.fromkeys(table for types in chosen for table in types.values())
+    if form == "json":
+        names = ("name", "oracle", "model_types", "sha256")
+        print_json([{name: getattr(one, name) for name in names} for one in every])
+    else:
+        rows = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
+        print_table(("table", "compared with", "model types"), rows)
 
 
 def print_summary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -151,6 +152,20 @@ class MigrationDraft:
                 for path, sources in self._shared.items()
             )
         return "\n".join(lines) + "\n"
+
+    def to_json(self) -> str:
+        """Return the draft as JSON, for a program that decides what to do.
+
+        The table is under ``table``, as the text of its file.
+        """
+        rows = [
+            {"from": each.sources, "to": each.targets, "check": each.row.checks}
+            for each in self._rows
+        ]
+        names = ("pairs", "doubtful", "missing", "unexpected", "notes")
+        fields = {name: getattr(self, name) for name in names}
+        document = {"rows": rows, **fields, "table": self.to_toml()}
+        return json.dumps(document, indent=2, default=dict)
 
     def _size_lines(self) -> Iterator[str]:
         """Yield the sizes that the rows name, and where they come from."""
