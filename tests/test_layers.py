@@ -70,6 +70,7 @@ TESTS_IN_ROOMS = {
     "process_checkpoints_worker.py": "faults in one process of several",
     "programs.py": "trees with None for leaves, which the face refuses to make",
     "test_caches.py": "what is remembered, and for how long",
+    "test_carry_migration.py": "whether every power of a field is one that Optax shows",
     "test_chains.py": "which arrays are read, and how often",
     "test_checkpoint_faults.py": "faults between the steps of a save",
     "test_cli.py": "interrupts, small batches, and what is in memory at a time",

@@ -192,7 +192,7 @@ class _Mover:
 
     def moved(self) -> SavedState:
         """Return what became of all leaves."""
-        rows = self._params_and_rows()
+        rows = self._rows_by_end()
         home = homes_in({array: match.path for array, (_, match) in rows.items()})
         slots = map_names(self.saved, self.fields, home, self.prefixes)
         owners = {slot.prefix: slot.node for slot in slots if slot.prefix is not None}
@@ -247,15 +247,22 @@ class _Mover:
             and is_joint(self.saved[slot.name], len(self.params))
         )
 
-    def _params_and_rows(self) -> dict[str, tuple[int, Taken]]:
-        """Return for what may be a tail its parameter, and the place of its row.
+    def _rows_by_end(self) -> dict[str, tuple[int, Taken]]:
+        """Return the row, and how it takes the parameter, by the end of a name.
 
-        The parameter is the tail or above it: the nearest that becomes one of today;
+        The parameter is that end or above it: the nearest that becomes one of today;
         where none is known to, the nearest that a row takes. ``value`` is first taken
         for a box.
+
+        With rows ``{"enc.w": "encoder/w", "head": "head"}``, what follows the field
+        ``mu`` in the name ``0/mu/enc.w/value`` makes:
+
+            ends      {"enc.w/value": None, "enc.w": None}: it, and what is above it
+            owners    {"enc.w": (0, Taken(0, "enc.w", {}))}: what rows take of these
+            returned  {"enc.w/value": the same, "enc.w": the same}
         """
         rows = self.migration.rows
-        tails = dict.fromkeys(
+        ends = dict.fromkeys(
             path
             for name in self.saved
             for prefix, tail in cuts_of(name)
@@ -263,7 +270,7 @@ class _Mover:
             for array in [read_key(tail).path]
             for path in (array, *above(array))
         )
-        by_row, _ = assign(rows, [*tails], Problems())
+        by_row, _ = assign(rows, [*ends], Problems())
         has_place = has_place_in(self.params)
         owners = {
             match.path: (place, match)
@@ -283,14 +290,14 @@ class _Mover:
             return any(has_place(target, captures) for target in row.targets)
 
         has_boxes = not any(last(path) == "value" for path in self.params)
-        homes = {}
-        for tail in tails:
-            paths = [tail, *above(tail)]
-            if has_boxes and last(tail) == "value":
-                paths = [*paths[1:], tail]
+        rows_by_end = {}
+        for end in ends:
+            paths = [end, *above(end)]
+            if has_boxes and last(end) == "value":
+                paths = [*paths[1:], end]
             if owned := [path for path in paths if path in owners]:
-                homes[tail] = owners[next(filter(may_fill, owned), owned[0])]
-        return homes
+                rows_by_end[end] = owners[next(filter(may_fill, owned), owned[0])]
+        return rows_by_end
 
     def _move(
         self,

@@ -50,20 +50,32 @@ SUM_FIELDS = frozenset({"ema", "grad_acc", "previous_gradient", "trace"})
 #: Fields that hold params, or averages of them: what is added to a parameter is added.
 PARAM_FIELDS = frozenset({"cache", "init_params", "params", "params0", "x0", "z"})
 
-#: The power of a factor on the params that is one on a field; gradients have -1. Left
-#: out where it depends on more than the field: the ``ema`` of params or of updates.
+#: The power of a factor on a param that is one on a field of its state. With ``c * p``
+#: in the place of ``p``, gradients are divided by ``c``; what that makes of a field is
+#: in the update of its class, in the source of Optax 0.2.8. Left out is what depends on
+#: more than the field: the ``ema`` of params or of updates. A test trains with and
+#: without a factor and compares, and another goes through all states that Optax has.
 DEGREES = {
     field: degree
-    for degree, fields in {
-        2: ["e_x"],
-        1: [*PARAM_FIELDS, "diff_params_memory"],
-        -1: [
-            *("acc_grads", "diff_updates_memory", "exp_avg", "g", "grad", "grad_acc"),
-            *("grad_sum", "m", "m1", "m2", "mu", "previous_gradient", "s", "trace"),
-            *("updates", "v"),
-        ],
-        -2: ["e_g", "exp_avg_sq", "grad_sum_sq", "n", "nu", "nu_max", "sum_of_squares"],
-    }.items()
+    for degree, fields in (
+        # The mean of squared steps, by which ADADELTA has steps in units of the params
+        # (arXiv:1212.5701, section 3.2).
+        (2, ("e_x",)),
+        # Params, of an earlier step or as means; L-BFGS keeps their differences.
+        (1, (*PARAM_FIELDS, "diff_params_memory")),
+        # The last gradient, or its difference to the one before.
+        (-1, ("g", "grad", "previous_gradient", "updates", "diff_updates_memory")),
+        # Sums of gradients: of MultiSteps and apply_every; of MADGRAD (``s``), D-Adapt
+        # and Prodigy, weighted by numbers that all params share.
+        (-1, ("acc_grads", "grad_acc", "s", "grad_sum")),
+        # Moving means of gradients; of Adan also of their differences (``v``).
+        (-1, ("exp_avg", "m", "m1", "m2", "mu", "trace", "v")),
+        # Sums of squared gradients: of AdaGrad, and of MADGRAD, weighted.
+        (-2, ("sum_of_squares", "grad_sum_sq")),
+        # Moving means of squares, and their maximum. That of Sophia is of the diagonal
+        # of the Hessian, which is divided by the factor twice, too.
+        (-2, ("e_g", "exp_avg_sq", "n", "nu", "nu_max")),
+    )
     for field in fields
 }
 
