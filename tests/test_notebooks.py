@@ -46,6 +46,20 @@ def test_each_part_of_a_row_is_in_the_table():
     assert "4 rows of 2 tables, one after the other" in chain
 
 
+def test_a_plan_keeps_the_sides_of_a_row_apart_whatever_their_names_hold():
+    long = "a -> " + "b" * 80
+    plan = ta.Migration({"q -> k": "w", long: "c -> d"}).plan(
+        {"q -> k": np.ones(2), long: np.ones(2)}
+    )
+    html = plan._repr_html_().replace("&#x27;", "").replace("&gt;", ">")
+    for cells in (("q -> k", "w"), (long, "c -> d")):
+        assert all(f">{text}</td>" in html for text in cells)
+    lines = repr(plan).splitlines()
+    assert "'q -> k' -> 'w': 1 to 1" in lines
+    place = lines.index(repr(long))
+    assert lines[place + 1] == "    -> 'c -> d': 1 to 1"
+
+
 def test_a_report_of_carried_state_is_a_table_of_at_most_40_lines():
     params = {f"w{n}": jnp.ones(n % 3 + 1) for n in range(60)}
     saved = optax.adam(1e-3).init({**params, "gone": jnp.ones(2)})

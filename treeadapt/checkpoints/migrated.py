@@ -44,12 +44,8 @@ from treeadapt.migrations.moved_array import (
     moved_arrays,
     pays,
 )
-from treeadapt.migrations.plan import (
-    BLANKS,
-    MigrationPlan,
-    selected_lines,
-    unstated_lines,
-)
+from treeadapt.migrations.plan import BLANKS, MigrationPlan
+from treeadapt.migrations.plan_text import selected_lines, unstated_lines
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group

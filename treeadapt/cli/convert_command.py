@@ -33,7 +33,8 @@ from treeadapt.cli.options import MILD
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan, selected_lines
+from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan_text import selected_lines
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.tables.published import CONFIG
 from treeadapt.reports.words import printable

@@ -14,7 +14,8 @@ from treeadapt.checkpoints.record import Stored
 from treeadapt.cli.options import CHECK, ONE_WAY
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.plan import MigrationPlan, noted_lines, pairs_text
+from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan_text import noted_lines, pairs_text
 from treeadapt.reports.summary import Finding
 from treeadapt.text.names import fold, listing
 from treeadapt.trees.views import view_tree

@@ -20,7 +20,8 @@ from treeadapt.migrations.files import BaseTable
 from treeadapt.migrations.group import Group, size_bytes
 from treeadapt.migrations.groups import MAX_GROWTH, MAX_MORE_BYTES
 from treeadapt.migrations.moved_array import moved_arrays
-from treeadapt.migrations.plan import MigrationPlan, explanation
+from treeadapt.migrations.plan import MigrationPlan
+from treeadapt.migrations.plan_text import explanation
 from treeadapt.migrations.planning import compare_target, plan_groups
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Address, Row

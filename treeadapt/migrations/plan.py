@@ -1,6 +1,6 @@
 """Plans: what a migration would do, before any array is read.
 
-``explanation`` gives lines about one leaf, of the source or of the result.
+Knows facts; ``plan_text`` writes what is printed of them.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeadapt.migrations.axes import REST
 from treeadapt.migrations.counts import Count
 from treeadapt.migrations.files import BaseTable
 from treeadapt.migrations.group import Group, shape_of, size_bytes
 from treeadapt.migrations.moved_array import gathered
+from treeadapt.migrations.plan_text import explanation, plan_html, plan_text
 from treeadapt.migrations.planning import assign, plan_groups
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Address, Row
+from treeadapt.migrations.rows import Row
 from treeadapt.migrations.swappable import swappable
-from treeadapt.migrations.take import plain_name
 from treeadapt.migrations.templates import BELOW
-from treeadapt.text.html_table import html_table
-from treeadapt.text.names import fold, listing, plural, size_text
+from treeadapt.text.names import listing
 from treeadapt.trees.arrays import is_array
-from treeadapt.trees.paths import SEPARATOR
 
 #: Numbers that fill leaves which the source lacks.
 BLANKS = {"zeros": 0, "ones": 1}
 
 #: What fills leaves in an inverse that a row drops: a target, if it has them.
 DROPPED = "dropped"
-_WIDTH = 88
 _SPELLING = "another spelling, unless a target has this one"
 _NOTHING = jax.ShapeDtypeStruct((), jnp.bool_)
 
@@ -78,6 +74,11 @@ class MigrationPlan:
     shardings: Mapping[str, Any]
     bases: tuple[BaseTable, ...] = ()
     counts: tuple[Count, ...] = ()
+
+    @property
+    def kept(self) -> list[str]:
+        """Paths that the way there drops, and that are kept of the target."""
+        return [path for path, filling in self.new.items() if filling == DROPPED]
 
     @property
     def tables(self) -> tuple[MigrationPlan, ...]:
@@ -280,92 +281,21 @@ class MigrationPlan:
             texts += [f"{listing([row.text])}: {text}" for text in due]
         return tuple(texts)
 
-    def __repr__(self) -> str:
-        lines = [self._title]
-        for text, counts, remarks in self._row_texts:
-            line = f"{text}: {counts}" if counts else text
-            is_short = len(line) <= _WIDTH
-            lines.append(line if is_short else line.replace(" -> ", "\n    -> ", 1))
-            lines += [f"    {remark}" for remark in remarks]
-        return "\n".join([*lines, *self._remarks])
-
-    def _repr_html_(self) -> str:
-        """Return the plan for a notebook."""
-        rows = (
-            (number, *text.split(" -> ", 1), counts, "\n".join(remarks))
-            for number, (text, counts, remarks) in enumerate(self._row_texts, 1)
-        )
-        head = ("row", "source", "target", "arrays", "remarks")
-        return html_table(self._title, head, rows, self._remarks)
-
     @property
-    def _title(self) -> str:
-        counts = plural(len(self.source), "leaf"), plural(len(self.result), "leaf")
-        verb = "becomes" if len(self.source) == 1 else "become"
-        return f"{counts[0]} {verb} {counts[1]}."
-
-    @property
-    def _remarks(self) -> list[str]:
-        """What is to be said of the whole, as lines."""
-        lines = [
-            f"new {listing([path])}: {how}"
-            for path, how in self.new.items()
-            if how != DROPPED
-        ]
-        if kept := [path for path, how in self.new.items() if how == DROPPED]:
-            text = f"{plural(len(kept), 'leaf')} dropped before, kept of the target"
-            lines.append(f"{text}: {listing(fold(kept))}")
-        if self.lost:
-            text = f"{plural(len(self.lost), 'pattern')} of leaves dropped before"
-            lines.append(f"{text}, in no target: {listing(self.lost)}")
-        if self.static:
-            names = listing(self.static)
-            lines.append(f"not arrays, and left out: {names}")
-        words = "exact" if self.exact else "not exact"
-        lines.append(
-            f"{words}; {size_text(self.peak_bytes)} for the largest group"
-            f"{'; a second run would pass' if self.repeatable else ''}"
-        )
-        lost = [path for path in self.one_way if path not in self.noted]
-        if lost:
-            names = listing(fold(lost))
-            lines.append(f"{plural(len(lost), 'leaf')} with no way back: {names}")
-        lines += (*noted_lines(self), *unstated_lines(self))
-        if self.gathered:
-            names = listing(fold(self.gathered))
-            lines.append(f"whole sources for each part of {names}")
-        return [*lines, *(f"not checked on shapes: {text}" for text in self.unread)]
-
-    @property
-    def _row_texts(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield of each row its addresses, how many arrays it moves, and remarks."""
+    def by_row(self) -> Iterator[tuple[Row, list[Group]]]:
+        """Yield each row with the groups that it makes."""
         groups_of: dict[int, list[Group]] = {}
         for group in self.groups:
             groups_of.setdefault(group.place, []).append(group)
         for place, row in enumerate(self.rows):
-            groups = groups_of.get(place, [])
-            checks = [f"check: {row.notes.check}"] if row.notes.check else []
-            if row.drops:
-                counts = "it matches nothing here" if place in self.idle else ""
-                yield row.both, counts, checks
-                continue
-            if row.notes.copy and not groups:
-                yield row.both, "copies alone", checks
-                continue
-            sources = sum(len(paths) for group in groups for paths in group.sources)
-            targets = sum(len(paths) for group in groups for paths in group.targets)
-            remarks = [*filter(None, dict.fromkeys(map(sizes_text, groups))), *checks]
-            if left := ", ".join(
-                filter(None, dict.fromkeys(map(selected_text, groups)))
-            ):
-                remarks.append(f"it takes {left}")
-            if row.values.add:
-                text = "trained on, several summands move faster than their sum"
-                remarks.append(f"{text}: {len(row.sources)} times")
-            if self.swappable.get(place):
-                pairs = pairs_text(self.swappable[place])
-                remarks.append(f"shapes do not tell apart: {pairs}")
-            yield row.both, f"{sources:,} to {targets:,}", remarks
+            yield row, groups_of.get(place, [])
+
+    def __repr__(self) -> str:
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook."""
+        return plan_html(self)
 
 
 def read_backwards(
@@ -441,136 +371,3 @@ def _shard_shape(sharding: Any, spec: Any) -> tuple[int, ...] | None:
 def _names_in(pair: Iterable[str]) -> set[str]:
     """Return the names of a pair: ``(h d)`` has two."""
     return {name for text in pair for name in text.strip("()").split(" ")}
-
-
-def pairs_text(pairs: Iterable[tuple[str, str]]) -> str:
-    """Write pairs that shapes do not tell apart."""
-    return ", ".join(
-        f"the texts of {a}" if a == b else f"{a} and {b}" for a, b in pairs
-    )
-
-
-def noted_lines(plan: Any) -> Iterator[str]:
-    """Yield of which leaves of a plan the way back gives something else, and what."""
-    by_reason: dict[str, list[str]] = {}
-    for path, reason in plan.noted.items():
-        by_reason.setdefault(reason, []).append(path)
-    for reason, paths in by_reason.items():
-        yield f"back from {listing(fold(paths))}, {reason}"
-
-
-def selected_lines(plan: Any) -> Iterator[str]:
-    """Yield warnings of what a plan leaves out because its rows take some numbers."""
-    for table in plan.tables:
-        texts: dict[tuple[str, str], None] = {}
-        for group in table.groups:
-            if group.selected:
-                texts[group.row.text, selected_text(group)] = None
-        for row, text in texts:
-            yield f"The row {listing([row])} takes {text}; all others are left out."
-
-
-def unstated_lines(plan: Any) -> Iterator[str]:
-    """Yield which leaves of a plan are copies, though no configuration says so."""
-    for table in plan.tables:
-        for group in table.groups:
-            key, count = group.row.notes.copy, len(table.rows[group.place].targets)
-            if isinstance(key, str) and group.targets[count:]:
-                paths = itertools.chain(*group.targets[count:])
-                yield (
-                    f"{listing(paths)} becomes a copy of "
-                    f"{listing(group.source_paths)}, and no configuration says that "
-                    f"{key} is true."
-                )
-
-
-def sizes_text(group: Group) -> str:
-    """Write the sizes of a group's names."""
-    sizes = group.move.sizes if group.move and group.row.has_axes else ()
-    plain = (pair for pair in sizes if pair[0] == plain_name(pair[0]))
-    plain = (pair for pair in plain if not pair[0].startswith(REST))
-    return ", ".join(f"{name}={size}" for name, size in plain)
-
-
-def take_text(row: Row) -> str:
-    """Write what a row takes, in short."""
-    return f"{row.values.typed()['take']}"[:80]
-
-
-def selected_text(group: Group) -> str:
-    """Write of which numbers a group leaves some out."""
-    texts = (
-        f"{some:,} of {plural(size, 'number')} of {name!r}"
-        for name, some, size in group.selected
-    )
-    return ", ".join(texts)
-
-
-def explanation(plan: MigrationPlan, path: str, start: int = 0) -> Iterator[str]:
-    """Yield what a plan does with a leaf, or makes it of; nothing if it has no row.
-
-    Args:
-        plan: of one table.
-        path: of the leaf.
-        start: how many rows are in the tables before.
-
-    Example:
-        >>> from treeadapt.migrations.migration import Migration
-        >>> m = Migration({"layers.{l}.q : (h d) e": "q : l e h d"}, sizes={"d": 4})
-        >>> plan = m.plan({f"layers.{n}.q": np.ones((8, 3)) for n in range(5)})
-        >>> for line in explanation(plan, "layers.3.q"):
-        ...     print(line)
-        row 1: 'layers.{l}.q : (h d) e' -> 'q : l e h d'
-        captures: l = 3
-        sizes: l=5, h=2, d=4, e=3
-        'layers.{0..4}.q' -> 'q'
-    """
-    for group in plan.groups:
-        addresses = (*group.row.sources, *group.row.targets)
-        for address, paths in zip(
-            addresses, (*group.sources, *group.targets), strict=True
-        ):
-            if path in paths:
-                yield f"row {start + group.place + 1}: {group.row.both}"
-                yield from _leaf_lines(group, address, path)
-    if path in plan.dropped:
-        rows = [(n, row) for n, row in enumerate(plan.rows) if row.takes(path)]
-        drops = [(n, row) for n, row in rows if row.drops]  # which may be the last
-        leaving = [(n, row) for n, row in rows if row.values.take]
-        place, row = (drops or leaving)[0]
-        verb = "drops it" if row.drops else f"leaves it out: take = {take_text(row)}"
-        yield f"row {start + place + 1}: {row.text!r} {verb}"
-    if plan.new.get(path) == DROPPED:
-        yield f"{listing([path])} was dropped before, and is kept of the target"
-    elif path in plan.new:
-        yield f"{listing([path])} is new, and filled by {plan.new[path]!r}"
-    if path in plan.static:
-        yield f"{listing([path])} is not an array, and left out"
-
-
-def _leaf_lines(group: Group, address: Address, path: str) -> Iterator[str]:
-    """Yield what is done with a leaf at one address, and with what moves with it."""
-    row = group.row
-    if captured := _captured(address, path):
-        yield f"captures: {captured}"
-    if sizes_text(group):
-        yield f"sizes: {sizes_text(group)}"
-    for name, value in row.values.typed().items():
-        yield f"{name}{' undone' if row.values.undoes else ''}: {value}"
-    how = ", by a function" if row.function else ", as it is" * (group.move is None)
-    sides = (
-        listing(fold([*side]), limit=2) for side in (group.source_paths, group.filled)
-    )
-    yield f"{' -> '.join(sides)}{how}"
-
-
-def _captured(address: Address, path: str) -> str:
-    """Write what a path gives each capture, and the number that a text stands for."""
-    captures = address.path.match(path) or {}
-    texts = {}
-    for each in address.path.captures:
-        value = captures[each.key]
-        text = each.write(value).removeprefix(SEPARATOR)
-        is_other = isinstance(value, int) and text != str(value)
-        texts[each.key] = f"{each.key} = {text}{f' ({value})' if is_other else ''}"
-    return ", ".join(texts.values())

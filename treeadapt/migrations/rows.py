@@ -128,10 +128,15 @@ class Row:
         return ", ".join(source.text for source in self.sources)
 
     @property
+    def ends(self) -> tuple[str, str]:
+        """Its sources, and its targets, in quotes."""
+        targets = ", ".join(repr(each.text) for each in self.targets)
+        return repr(self.text), targets or "dropped"
+
+    @property
     def both(self) -> str:
         """Its sources and targets, for a line about them."""
-        targets = ", ".join(repr(each.text) for each in self.targets)
-        return f"{self.text!r} -> {targets or 'dropped'}"
+        return " -> ".join(self.ends)
 
     @property
     def made(self) -> tuple[str, str]:
