@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from command import COMMANDS, invoke, run
 from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
 import treeadapt as ta
-from treeadapt.checkpoints import reading
+from treeadapt.checkpoints import reading, save_load, writing
 from treeadapt.checkpoints.array_boxes import FileArray
 from treeadapt.cli import bench, convert_command, sources
 from treeadapt.reports import diff
@@ -1356,6 +1357,41 @@ def test_reading_values_shows_how_far_it_is(npz, fresh):
         assert len(re.sub(r"\x1b\[\S*?[A-Za-z]", "", line).strip("\n")) <= 40
     found = fresh.run(PROGRAM, "diff", "--values", npz, npz)
     assert (found.stdout, found.stderr) == ("No difference.\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("ending", ["", ".safetensors"])
+def test_writing_shows_the_bytes_on_disk(ending, tmp_path, fresh):
+    big = tmp_path / "big.safetensors"
+    ta.save(big, {f"w{n}": np.ones(2**22, "f4") for n in range(4)})
+    text = on_terminal(fresh, "convert", big, tmp_path / f"new{ending}")
+    shown = re.findall(r"([\d.]+) ([KM]?i?B)/64[.]0 MiB", text)
+    assert shown
+    assert "64.0 MiB in " in text
+    assert text.index("64.0 MiB in ") < text.index("Wrote ")
+
+
+def test_what_is_counted_is_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_SECONDS_BETWEEN_COUNTS", 0.001)
+    counts = [0]
+
+    def read(path):
+        if path == "w2":  # two are written, as the first shard, and no more
+            deadline = time.monotonic() + 20
+            while counts[-1] < 2**21 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert 2**21 <= counts[-1] < 2**21 + 2**12
+
+    file = tmp_path / "big.safetensors"
+    ta.save(file, {f"w{n}": np.ones(2**18, "f4") for n in range(4)})
+    save_load.copy(
+        file,
+        tmp_path / "shards",
+        max_shard_bytes=2**21,
+        progress=read,
+        written=counts.append,
+    )
+    assert counts == sorted(counts)
 
 
 #: Arguments; where the output goes; the exit code, and what both outputs begin with.

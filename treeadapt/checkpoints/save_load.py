@@ -497,6 +497,7 @@ def copy(
     max_shard_bytes: int | None = None,
     decode: bool = True,
     progress: Callable[[str], None] = lambda _: None,
+    written: Callable[[int], None] | None = None,
 ) -> None:
     """Write a checkpoint again, in another format or under new names.
 
@@ -510,6 +511,8 @@ def copy(
         max_shard_bytes: as for ``save``.
         decode: as for ``load``.
         progress: called with the path of each leaf that is about to be written.
+        written: called now and then, from another thread, with how many bytes are on
+            disk.
 
     Raises:
         CheckpointError: one cannot be read, or the other not written.
@@ -546,7 +549,7 @@ def copy(
             progress(name)
             yield name, np.asarray((likes or {})[name])
 
-    write(path, arrays(), table, max_shard_bytes)
+    write(path, arrays(), table, max_shard_bytes, written)
 
 
 def read_metadata(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from treeadapt.text.names import listing
 from treeadapt.text.wording import worded
 
 SHARDS = "safetensors shards"
+_SECONDS_BETWEEN_COUNTS = 0.1
 
 
 def write(
@@ -33,6 +35,7 @@ def write(
     arrays: Iterable[tuple[str, Any]],
     table: Mapping[str, Leaf],
     max_shard_bytes: int | None = None,
+    written: Callable[[int], None] | None = None,
 ) -> None:
     """Write arrays to a new file or folder, and put it in place.
 
@@ -43,6 +46,8 @@ def write(
             a schema.
         table: all leaves by label path, also those that are tied to one of the arrays.
         max_shard_bytes: of each shard in a folder of them; None for another format.
+        written: called now and then, from another thread, with how many bytes are in
+            the new file or folder.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -55,9 +60,13 @@ def write(
     if kind == "orbax":
         for path_of_leaf, leaf in table.items():
             require_written(path_of_leaf, leaf.array.dtype.name)
-        _write_together(name, arrays, table)
+        _write_together(name, arrays, table, written)
         return
-    with reported(name, "written"), replaced(name, lambda: _check(name, kind)) as new:
+    with (
+        reported(name, "written"),
+        replaced(name, lambda: _check(name, kind)) as new,
+        _counted(new, written),
+    ):
         if max_shard_bytes is not None:
             safetensors_file.write_shards(new, arrays, table, max_shard_bytes)
         elif kind == "schema":
@@ -66,8 +75,47 @@ def write(
             safetensors_file.write(new, dict(arrays), table)
 
 
+@contextlib.contextmanager
+def _counted(new: Path, written: Callable[[int], None] | None) -> Iterator[None]:
+    """Say how many bytes there are while something writes them.
+
+    The writers of safetensors and of Orbax are calls that say nothing until they end.
+
+    Args:
+        new: what is being written.
+        written: what ``write`` takes.
+    """
+    if written is None:
+        yield
+        return
+    is_done = threading.Event()
+
+    def count() -> None:
+        while not is_done.wait(_SECONDS_BETWEEN_COUNTS):
+            written(_size_on_disk(new))
+
+    counting = threading.Thread(target=count, daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        counting.join()
+
+
+def _size_on_disk(new: Path) -> int:
+    size_bytes = 0
+    with contextlib.suppress(OSError):  # Orbax renames as it writes
+        files = new.rglob("*") if new.is_dir() else [new]
+        size_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    return size_bytes
+
+
 def _write_together(
-    path: Path, arrays: Iterable[tuple[str, Any]], table: Mapping[str, Leaf]
+    path: Path,
+    arrays: Iterable[tuple[str, Any]],
+    table: Mapping[str, Leaf],
+    written: Callable[[int], None] | None,
 ) -> None:
     """Write an Orbax folder from all processes; see ``write``.
 
@@ -98,7 +146,7 @@ def _write_together(
                     f"There is no folder {listing([str(new)])} here, which process 0 "
                     "made. Save to a file system that all processes share."
                 )
-        with agreed(call), reported(path, "written"):
+        with agreed(call), reported(path, "written"), _counted(new, written):
             orbax_folder.write(new, dict(arrays), table)
         with agreed(call), reported(path, "written"):
             if is_first:

@@ -360,7 +360,15 @@ def convert_checkpoint(
                 printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
         if not dry_run:
             sizes = {path: size_bytes(leaf) for path, leaf in written.items()}
-            with printing.bar(f"Writing {destination}", sum(sizes.values())) as shown:
+            whole, read_bytes = sum(sizes.values()), 0
+
+            def read(path: str) -> None:
+                nonlocal read_bytes
+                read_bytes += sizes.get(path, 0)
+
+            with printing.bar(
+                f"Writing {destination}", whole, lambda: read_bytes
+            ) as shown:
                 save_load.copy(
                     source,
                     destination,
@@ -369,8 +377,10 @@ def convert_checkpoint(
                     original=original,
                     max_shard_bytes=max_shard_bytes,
                     decode=decode,
-                    progress=lambda path: shown.update(sizes.get(path, 0)),
+                    progress=read,
+                    written=lambda size: printing.move(shown, size),
                 )
+                printing.move(shown, whole)
         num_leaves = len(written)
         if rest is not None:
             rest = rest.for_plain_weights(written)

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -39,10 +39,18 @@ from treeadapt.text.names import plural, size_text
 _DIFF_COLORS = {"-": "red", "+": "green", ">": "cyan", "~": "yellow"}
 
 
-def bar(label: str, length_bytes: int) -> Any:
+def bar(
+    label: str, length_bytes: int, read_bytes: Callable[[], int] | None = None
+) -> Any:
     """Return a progress bar on standard error, if that is a terminal.
 
     It fits a width of 40 columns: the label is cut in the middle.
+
+    Args:
+        label: what is being done.
+        length_bytes: how much there is to do.
+        read_bytes: says how much is read, of what is written later; shown until
+            anything is.
     """
     err, width = sys.stderr, shutil.get_terminal_size().columns
     shown = click.progressbar(
@@ -61,10 +69,21 @@ def bar(label: str, length_bytes: int) -> Any:
     def position() -> str:
         if shown.finished:
             return f"{whole} in {time.time() - shown.start:.1f} s"
+        if read_bytes is not None and shown.pos == 0:
+            return f"read {size_text(read_bytes())}/{whole}"
         return f"{size_text(min(shown.pos, length_bytes))}/{whole}"
 
     shown.format_pos = position  # click 8.4 counts items only
     return shown
+
+
+def move(shown: Any, position_bytes: int) -> None:
+    """Move a bar to a position, of as many bytes as are done; never back."""
+    done = min(position_bytes, shown.length) - shown.pos
+    if done > 0:
+        shown.update(done)
+    elif not shown.finished:
+        shown.render_progress()
 
 
 def print_json(content: Any) -> None:
