@@ -69,6 +69,7 @@ FACES = {"treeadapt", "treeadapt.testing", "treeadapt.cli.commands"}
 TESTS_IN_ROOMS = {
     "process_checkpoints_worker.py": "faults in one process of several",
     "programs.py": "trees with None for leaves, which the face refuses to make",
+    "test_accelerators.py": "CPUs in the place of accelerators, and buffers",
     "test_caches.py": "what is remembered, and for how long",
     "test_carry_migration.py": "whether every power of a field is one that Optax shows",
     "test_chains.py": "which arrays are read, and how often",

@@ -240,9 +240,22 @@ def boxes_here(sharding: Any, shape: Sequence[int]) -> list[Box]:
     """
     if sharding is None:
         return [whole(shape)]
-    indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
-    boxes = (_box(index, shape) for index in indices)
+    boxes = boxes_by_device(sharding, shape).values()
     return [*{_key(box): box for box in boxes}.values()]
+
+
+def boxes_by_device(sharding: Any, shape: Sequence[int]) -> dict[Any, Box]:
+    """Return the box of each of this process's devices.
+
+    Args:
+        sharding: of JAX.
+        shape: of the whole array.
+
+    Raises:
+        ValueError: the sharding does not fit the shape.
+    """
+    indices = sharding.addressable_devices_indices_map(tuple(shape)).items()
+    return {device: _box(index, shape) for device, index in indices}
 
 
 def on_devices(
@@ -259,15 +272,35 @@ def on_devices(
     Raises:
         ValueError: the sharding does not fit the shape.
     """
-    shape = tuple(array.shape)
-    boxes = boxes_here(sharding, shape)
-    parts = dict(zip(map(_key, boxes), read_boxes(array, boxes), strict=True))
-    for key in parts:
-        parts[key] = changed(parts[key])
+    boxes = boxes_here(sharding, array.shape)
+    parts = read_boxes(array, boxes)
+    for place in range(len(parts)):
+        parts[place] = changed(parts[place])
+    return assembled(array.shape, sharding, dtype, boxes, parts)
+
+
+def assembled(
+    shape: Sequence[int],
+    sharding: Any,
+    dtype: Any,
+    boxes: Sequence[Box],
+    parts: Sequence[Any],
+) -> jax.Array:
+    """Return the array of a sharding, of the boxes of this process's devices.
+
+    Args:
+        shape: of the whole array.
+        sharding: of JAX.
+        dtype: of the array.
+        boxes: as ``boxes_here`` returns them.
+        parts: the arrays of NumPy that are there.
+    """
+    shape = tuple(shape)
+    by_box = dict(zip(map(_key, boxes), parts, strict=True))
 
     def part(index: Any) -> Any:
         # JAX asks for one part even if none of the devices is of this process.
-        return parts[_key(_box(index, shape))] if parts else False
+        return by_box[_key(_box(index, shape))] if by_box else False
 
     return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
 

@@ -183,11 +183,11 @@ def on_meshes(leaves: Sequence[Any]) -> list[Any]:
 
 def boxes_to_read(like: Any, shape: Sequence[int]) -> list[Box]:
     """Return the boxes that ``placed`` reads of an array, for a leaf of the target."""
-    sharding = None if _is_for_host(like) else bound_sharding(like)
+    sharding = None if is_for_host(like) else bound_sharding(like)
     return boxes_here(sharding, shape)
 
 
-def _is_for_host(like: Any) -> bool:
+def is_for_host(like: Any) -> bool:
     """Return whether all of an array is needed, because it is changed on the host."""
     if is_number(like) or is_key(like) or isinstance(like, _OF_NUMPY):
         return True
@@ -219,7 +219,7 @@ def placed(name: str, array: Any, like: Any) -> Any:
         is_there = sharding is None or sharding == array.sharding
         return array if is_there else jax.device_put(array, sharding)
     change = functools.partial(_cast, name, dtype=like.dtype)
-    if _is_for_host(like):
+    if is_for_host(like):
         return change(np.asarray(array))
     if sharding is None:
         (host,) = read_boxes(array, [whole(array.shape)])

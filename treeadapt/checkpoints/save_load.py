@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 import jax
 import numpy as np
 
+from treeadapt.checkpoints.accelerators import ToAccelerators
 from treeadapt.checkpoints.deciding import (
     Wanted,
     decided,
@@ -226,10 +227,11 @@ def load(
     ``target`` is: to its sharding, or to NumPy; an abstract one to its sharding if it
     has one, else to JAX's default device. Where that is of an abstract mesh, as
     ``jax.eval_shape`` makes it, it is on the mesh of ``jax.set_mesh``, or of the other
-    leaves, with the same axes. Of ``.safetensors``, one leaf is read at a
-    time, and of it what this process's devices need, through a migration too
-    (``MigrationPlan.gathered`` lists exceptions). Orbax and Flax take all leaves at
-    once; those that a migration moves, Orbax takes one group or 256 MiB at a time. A
+    leaves, with the same axes. Of ``.safetensors``, one leaf is read at a time, and of
+    it what this process's devices need, through a migration too
+    (``MigrationPlan.gathered`` lists exceptions). To accelerators, up to 256 MiB are
+    read ahead, and what only moves numbers runs there. Orbax and Flax take all leaves
+    at once; those that a migration moves, Orbax takes one group or 256 MiB at a time. A
     Python number fits any 0-d leaf of its kind (bool, integer, floating or complex)
     that holds its value exactly.
 
@@ -407,9 +409,12 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
     tied = {names[0]: names for names in ties.values()}
     places = {path: sharding_to_read(path, table[path], likes[path]) for path in tied}
     owners = set()
+    mover = ToAccelerators(
+        source.stored.path, {path: likes[path] for path in tied}, source.groups or {}
+    )
     for path, array in read_ahead(
         source.stored,
-        source.read(places),
+        mover.arrays(source.read(places)),
         lambda path, array: boxes_to_read(likes[path], array.shape),
     ):
         owner, like = table[path].owner or path, likes[path]
@@ -422,6 +427,14 @@ def _filled(view: TreeView, source: Source, paths: Iterable[str]) -> Any:
             leaf = placed(path, array, like)
         leaves |= dict.fromkeys(tied[path], leaf)
         del array, leaf  # before the next leaves are read
+    if mover.lacking:
+        warnings.warn(
+            f"{plural(len(mover.lacking), 'array')} moved on the host, which takes "
+            "longer, because a device has no room for it twice: "
+            f"{listing(mover.lacking)}.",
+            TreeAdaptWarning,
+            stacklevel=3,
+        )
     return view.replace(leaves)
 
 

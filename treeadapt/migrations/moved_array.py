@@ -149,9 +149,8 @@ class MovedArray:
             MigrationError: copies differ, or values do not fit.
         """
         arrays: list[Any] = []
-        steps: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
-        for place, box in enumerate(boxes):
-            parts = [*self._parts(box, _STEP_BYTES // len(boxes))]
+        parts_of, steps = self.steps(boxes)
+        for place, (box, parts) in enumerate(zip(boxes, parts_of, strict=True)):
             # What the move makes of one part may be the box.
             is_whole = len(parts) == 1 and lengths(parts[0].picks) == lengths(box)
             array = into[place] if into else None
@@ -160,8 +159,6 @@ class MovedArray:
                 if self.group.row.values.pads(is_source=False):
                     array[...] = 0 if self.like is None else box_of(self.like, box)
             arrays.append(array)
-            for part in parts:
-                steps.setdefault(self._paths(part), []).append((place, part))
         later = Counter(itertools.chain(*steps))
         for paths, pieces in steps.items():
             self._take(pieces, arrays)
@@ -171,6 +168,26 @@ class MovedArray:
                     del self.sources[path]
         return arrays
 
+    def steps(
+        self, boxes: Sequence[Box]
+    ) -> tuple[list[list[Part]], dict[tuple[str, ...], list[tuple[int, Part]]]]:
+        """Return the parts of boxes, and in which order they are made.
+
+        Args:
+            boxes: of the array.
+
+        Returns:
+            The parts of each box; and by the paths of the leaves that are read at a
+            time what is made of them, each part with the place of its box.
+        """
+        max_bytes = _STEP_BYTES // max(1, len(boxes))
+        parts_of = [[*self._parts(box, max_bytes)] for box in boxes]
+        steps: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
+        for place, parts in enumerate(parts_of):
+            for part in parts:
+                steps.setdefault(self._paths(part), []).append((place, part))
+        return parts_of, steps
+
     def _parts(self, box: Box, max_bytes: float = math.inf) -> Iterator[Part]:
         """Yield the parts of a box, each made of few bytes of the sources."""
         assert self.group.move is not None
@@ -179,11 +196,11 @@ class MovedArray:
 
     def _paths(self, part: Part) -> tuple[str, ...]:
         """Return the paths of the leaves that a part is made of, each once."""
-        every = (self._leaves(each) for each in part.sources)
+        every = (self.leaves(each) for each in part.sources)
         return tuple(dict.fromkeys(itertools.chain(*every)))
 
-    def _leaves(self, source: SourceBoxes) -> list[str]:
-        """Return the paths of the leaves of one source, in order."""
+    def leaves(self, source: SourceBoxes) -> list[str]:
+        """Return the paths of the leaves of one source of a part, in order."""
         assert self.group.move is not None
         paths = self.group.sources[source.number]
         return [paths[leaf] for leaf in source.leaves(self.group.move)]
@@ -202,7 +219,7 @@ class MovedArray:
             if not rows:
                 moved.append((place, part))
             for each in part.sources:
-                for n, path in enumerate(self._leaves(each)):
+                for n, path in enumerate(self.leaves(each)):
                     boxes, into = wanted.setdefault(path, ([], []))
                     boxes.append(each.box)
                     into.append(rows[n] if rows else None)
@@ -218,7 +235,7 @@ class MovedArray:
         }
         for place, part in moved:
             sources = [
-                [read[path].pop(0) for path in self._leaves(each)]
+                [read[path].pop(0) for path in self.leaves(each)]
                 for each in part.sources
             ]
             made, faults = run(part.move, sources)
@@ -235,7 +252,7 @@ class MovedArray:
         source, target = move.sources[0], move.targets[0]
         names = [*target.numbers, *names_of(target.axes, 0)]
         order = [*source.numbers, *names_of(source.axes, 0)]
-        is_same = self.sources[self._leaves(first)[0]].dtype == self.dtype
+        is_same = self.sources[self.leaves(first)[0]].dtype == self.dtype
         is_moved = others or move.values.computes or {*names} != {*order}
         if array is None or is_moved or not (is_same and part.is_exact):
             return []

@@ -123,7 +123,7 @@ def _run_compiled(
         compiled = _compiled(move, wanted)
         arrays, faults = on_auto_axes(compiled, tuple(map(tuple, leaves)))
     anywhere = [[None] * len(group) for group in arrays]
-    with now(), _no_mesh():
+    with now(), no_mesh():
         for group, target in zip(arrays, shardings or anywhere, strict=True):
             for place, (array, sharding) in enumerate(zip(group, target, strict=True)):
                 if sharding is None and is_explicit:
@@ -144,11 +144,11 @@ def on_auto_axes(compiled: Callable[..., Any], *args: Any) -> Any:
         is_auto = sharding is getattr(leaf, "sharding", None)
         return leaf if is_auto else jax.device_put(leaf, sharding)
 
-    with _no_mesh():
+    with no_mesh():
         return compiled(*jax.tree.map(on_auto_mesh, args))
 
 
-def _no_mesh() -> contextlib.AbstractContextManager[Any]:
+def no_mesh() -> contextlib.AbstractContextManager[Any]:
     """Return a context without the mesh in force, if there is one.
 
     JAX refuses arrays of other meshes and devices than those of that mesh.
@@ -228,7 +228,7 @@ def _run(
     elif move.values.multiply:
         gathered, ends, pairs = [_multiplied(move, leaves, xp, lost)], [], []
     else:
-        moved = functools.partial(_moved, move, xp=xp)
+        moved = functools.partial(moved_numbers, move, xp=xp)
         gathered, ends, pairs = _by_bits(moved, leaves, xp, max_bits)
     rest = [xp.any(_bits(end, xp) != 0) for end in ends]
     unequal = [xp.any(_bits(one, xp) != _bits(two, xp)) for one, two in pairs]
@@ -276,7 +276,7 @@ def _by_bits(
     return exactly(arrays)
 
 
-def _moved(
+def moved_numbers(
     move: Move, leaves: Sequence[Sequence[Any]], xp: Any
 ) -> tuple[list[list[Any]], list[Any], list[tuple[Any, Any]]]:
     """Return the arrays of each target, the ends, and what must be equal.
@@ -316,7 +316,7 @@ def _added(
     max_bits: int,
     lost: list[Any],
 ) -> tuple[list[list[Any]], list[Any], list[Any]]:
-    """Return what ``_moved`` returns, of a target that is the sum of the sources.
+    """Return what ``moved_numbers`` does, of a target that is the sum of sources.
 
     Args:
         move: it knows the layouts and the sizes.
@@ -330,7 +330,7 @@ def _added(
         pieces = tuple(p._replace(source=0) for p in move.pieces if p.source == place)
         layouts = move.sources[place : place + 1]
         alone = dataclasses.replace(move, sources=layouts, pieces=pieces)
-        moved = functools.partial(_moved, alone, xp=xp)
+        moved = functools.partial(moved_numbers, alone, xp=xp)
         arrays, cut, _ = _by_bits(moved, leaves[place : place + 1], xp, max_bits)
         every.append(arrays[0])
         ends += cut
