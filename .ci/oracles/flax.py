@@ -32,6 +32,7 @@ MODELS = {
     "distilbert": "FlaxDistilBertForMaskedLM",
     "vit": "FlaxViTForImageClassification",
     "dinov2": "FlaxDinov2Model",
+    "wav2vec2": "FlaxWav2Vec2ForCTC",
     "resnet": "FlaxResNetForImageClassification",
     "clip": "FlaxCLIPModel",
     "whisper": "FlaxWhisperForConditionalGeneration",

@@ -23,8 +23,8 @@ from common import report, weights_of
 
 MODELS = (
     *("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral"),
-    *("gemma", "gemma2", "gemma3_text", "gpt2"),
-    *("bert", "albert", "distilbert", "vit", "deit", "dinov2"),
+    *("gemma", "gemma2", "gemma3_text", "gpt2", "qwen3_5"),
+    *("bert", "albert", "distilbert", "esm", "vit", "deit", "dinov2", "dinov3_vit"),
 )
 
 

@@ -29,7 +29,10 @@ LIBRARIES = {
     "gemma": (["gemma==4.0.1"], ["jax", "flax"]),
     "keras_hub": (
         ["keras-hub==0.32.0"],
-        ["keras", "jax", "safetensors", "regex", "rich", "kagglehub", "tokenizers"],
+        [
+            *("keras", "jax", "safetensors", "regex", "rich", "kagglehub"),
+            *("tokenizers", "sentencepiece"),
+        ],
     ),
     # All that its models and its conversion import.
     "maxtext": (
@@ -49,6 +52,7 @@ LIBRARIES = {
             *("bitsandbytes==0.50.2", "ml_dtypes", "numpy", "accelerate"),
         ],
     ),
+    "openpi": ([], ["numpy"]),  # its formulas alone: see ``openpi.py``
     "tunix": (
         ["google-tunix==0.1.7"],
         [

@@ -3,6 +3,7 @@
 Writes ``tests/published/<model_type>/<1 or 2>``: the ``config.json`` that publishes its
 sizes, and the names and shapes of its weights as a schema. Run it in the environment of
 ``make test-models`` after a change below; digests of tables follow from these names.
+Models of openpi have no such class: see ``openpi.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import openpi
 import torch
 import transformers
 from transformers import CONFIG_MAPPING
@@ -166,6 +168,45 @@ DEEPSEEK = {
     "num_key_value_heads": 4,
 }
 
+DINOV3 = {
+    "hidden_size": 24,
+    "intermediate_size": 34,
+    "image_size": 16,
+    "patch_size": 4,
+    "num_register_tokens": 2,
+}
+QWEN35 = {
+    "intermediate_size": 34,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 37,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WAV2VEC2 = tuple(
+    {
+        "num_hidden_layers": each["num_hidden_layers"],
+        "hidden_size": each["hidden_size"],
+        "intermediate_size": each["intermediate_size"],
+        "num_attention_heads": each["num_attention_heads"],
+        "vocab_size": each["vocab_size"],
+        "conv_dim": dims,
+        "conv_kernel": [10, 3, 2][: len(dims)],
+        "conv_stride": [5, 2, 2][: len(dims)],
+        "num_feat_extract_layers": len(dims),
+        "num_conv_pos_embeddings": 6,
+        "num_conv_pos_embedding_groups": groups,
+        "feat_extract_norm": "layer",
+        "do_stable_layer_norm": True,
+        "conv_bias": True,
+    }
+    for each, dims, groups in zip(ENCODER, ([8, 11], [7, 9, 12]), (2, 3), strict=True)
+)
+
 #: Class, and the two configurations.
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("LlamaForCausalLM", exact()),
@@ -192,11 +233,25 @@ MODELS: dict[str, tuple[str, Any]] = {
             num_experts_per_tok=2,
         ),
     ),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        decoder(
+            {"num_hidden_layers": 4, "head_dim": 8, "num_experts": 5},
+            {"num_hidden_layers": 8, "head_dim": 16, "num_experts": 6},
+            intermediate_size=17,
+            moe_intermediate_size=17,
+            shared_expert_intermediate_size=17,
+            num_experts_per_tok=2,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=5,
+            linear_value_head_dim=7,
+        ),
+    ),
     "mixtral": (
         "MixtralForCausalLM",
         exact({"num_local_experts": 5}, {"num_local_experts": 11}),
     ),
-    "smollm3": ("SmolLM3ForCausalLM", decoder(head_dim=None)),
     "gemma": ("GemmaForCausalLM", decoder({"head_dim": 8}, {"head_dim": 14})),
     "gemma2": (
         "Gemma2ForCausalLM",
@@ -355,13 +410,75 @@ MODELS: dict[str, tuple[str, Any]] = {
             for place in range(2)
         ),
     ),
+    "esm": (
+        "EsmForMaskedLM",
+        tuple(
+            {k: v for k, v in each.items() if k != "type_vocab_size"}
+            | {
+                "position_embedding_type": "rotary",
+                "token_dropout": True,
+                "pad_token_id": 1,
+                "mask_token_id": 3,
+            }
+            for each in ENCODER
+        ),
+    ),
+    "dinov3_vit": (
+        "DINOv3ViTModel",
+        (
+            {**DINOV3, "num_hidden_layers": 2, "num_attention_heads": 3},
+            {**DINOV3, "num_hidden_layers": 3, "hidden_size": 32}
+            | {"num_attention_heads": 2, "num_register_tokens": 3, "mlp_ratio": 3}
+            | {"intermediate_size": 26, "use_gated_mlp": True},
+        ),
+    ),
+    "wav2vec2": ("Wav2Vec2ForCTC", WAV2VEC2),
+    # These need transformers 5.
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        tuple(
+            {
+                "text_config": QWEN35 | text,
+                "vision_config": {
+                    "depth": depth,
+                    "hidden_size": 24,
+                    "intermediate_size": 34,
+                    "num_heads": heads,
+                    "out_hidden_size": text["hidden_size"],
+                    "num_position_embeddings": 16,
+                    "patch_size": 4,
+                },
+                "tie_word_embeddings": False,
+            }
+            for text, depth, heads in (
+                ({"hidden_size": 24, "num_hidden_layers": 4, "head_dim": 8}, 2, 3),
+                ({"hidden_size": 30, "num_hidden_layers": 8, "head_dim": 16}, 3, 2),
+            )
+        ),
+    ),
 }
+
+
+def write_openpi(model_type: str) -> None:
+    """Write the folders of a model of openpi, as its script writes them."""
+    for number in (1, 2):
+        folder = FOLDER / model_type / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        leaves = openpi.weights(model_type, openpi.params(model_type, number - 1))
+        ta.save(folder / "model.schema.toml", leaves)
+        actions = openpi.SIZES[number - 1]["actions"]
+        config = {"action_dim": actions, "precision": "float32"}
+        text = json.dumps(config, indent=1)
+        (folder / "config.json").write_text(f"{text}\n", "utf-8")
 
 
 def main(names: list[str]) -> None:
     """Write the folders of these model types, or of all."""
     transformers.logging.set_verbosity_error()
-    for model_type in names or MODELS:
+    for model_type in names or openpi.MODELS:
+        if model_type in openpi.MODELS:
+            write_openpi(model_type)
+    for model_type in (x for x in names or MODELS if x not in openpi.MODELS):
         class_name, configs = MODELS[model_type]
         for number, fields in enumerate(configs, 1):
             folder = FOLDER / model_type / str(number)
