@@ -489,6 +489,48 @@ def maxtext_qwen35(heads_: int, ratio: int, **sizes: int) -> tuple[Shapes, Conve
     return shapes, convert
 
 
+def maxtext_qwen3_next(**sizes: int) -> tuple[Shapes, Convert]:
+    layers, e, f, d = (sizes[name] for name in ("layers", "e", "f", "d"))
+    shapes: Shapes = {"model.embed_tokens.weight": (sizes["v"], e)}
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        shapes[f"{at}.input_layernorm.weight"] = (e,)
+        shapes |= linear(f"{at}.mlp.shared_expert.up_proj", f, e)
+        if n % 4 == 3:
+            shapes |= linear(f"{at}.self_attn.o_proj", e, d)
+        else:
+            shapes |= linear(f"{at}.linear_attn.out_proj", e, f)
+            shapes[f"{at}.linear_attn.A_log"] = (d,)
+
+    def convert(w: Arrays) -> Arrays:
+        made = {"params-token_embedder-embedding": w["model.embed_tokens.weight"]}
+        at = "params-decoder-scanned_blocks"
+
+        def put(old: str, new: str, *, of: range) -> None:
+            """A scan of blocks, and for the first three layers a scan within each."""
+            arrays = [
+                w[f"model.layers.{n}.{old}"].T for n in range(layers) if n % 4 in of
+            ]
+            blocks = [arrays[n : n + len(of)] for n in range(0, len(arrays), len(of))]
+            if len(of) == 1:
+                made[f"{at}-global_layer-{new}"] = scanned([one for (one,) in blocks])
+            else:
+                stack = scanned([scanned(block) for block in blocks])
+                made[f"{at}-local_layers-{new}"] = stack
+
+        local, whole = range(3), range(3, 4)
+        for of in (local, whole):
+            put("input_layernorm.weight", "input_layernorm-scale", of=of)
+            up = "mlp.shared_expert.up_proj.weight"
+            put(up, "mlp-shared_expert-wi_1-kernel", of=of)
+        put("self_attn.o_proj.weight", "attention-attention-out-kernel", of=whole)
+        put("linear_attn.out_proj.weight", "attention-out_proj-kernel", of=local)
+        put("linear_attn.A_log", "attention-A_log", of=local)
+        return made
+
+    return shapes, convert
+
+
 # --- keras-hub ---
 
 
@@ -1034,6 +1076,12 @@ CONVERTERS = {
         maxtext_qwen35,
         {"layers": 12, "e": 22, "heads_": 3, "ratio": 2, "k": 5, "v": 7},
         {"layers": 8, "e": 26, "heads_": 3, "ratio": 2, "k": 7, "v": 11},
+    ),
+    "maxtext/qwen3-next-scanned": Oracle(
+        "maxtext 0.2.5",
+        maxtext_qwen3_next,
+        {"layers": 12, "e": 22, "f": 13, "d": 7, "v": 37},
+        {"layers": 8, "e": 26, "f": 17, "d": 5, "v": 41},
     ),
     "keras-hub/bert": Oracle("keras-hub 0.32.0", keras_bert, BERT, BERT2),
     "keras-hub/gpt2": Oracle("keras-hub 0.32.0", keras_gpt2, GPT2, BERT2),

@@ -33,10 +33,10 @@ def test_a_table_is_read_off_a_converter(name):
     assert marks <= {"sizes"}
     scales = {row.values.typed().get("scale") for row in draft.migration.rows}
     assert ("(two d)**-0.5" in scales) == (name in SCALED)
-    sizes = {*draft.migration.sizes}
     assert all(
-        ("sizes" in marks_of(row)) == bool(sizes & row.names)
-        for row in draft.migration.rows
+        ("sizes" in marks_of(row)) == bool({*table.sizes} & row.names)
+        for table in draft.migration.tables
+        for row in table.rows
     )
     assert not (draft.missing)
     assert not (draft.unexpected)

@@ -222,15 +222,34 @@ def write_tables(
         )
     lines = [f"version = {VERSION}"]
     is_chain = len(tables) > 1
-    above = "tables." if is_chain else ""
-    for rows, sizes, new in tables:
-        lines += ["", "[[tables]]"] * is_chain + ["rows = []"] * (not rows)
-        heads = [(f"[{above}sizes]", sizes), (f"[{above}new]", new)]
-        heads += [(f"[[{above}rows]]", _fields(row)) for row in rows]
-        for head, fields in heads:
-            if fields:
-                lines += ["", head, *MIGRATION_FILE.field_lines(fields)]
+    for table in tables:
+        lines += lines_of_table(*table, is_one_of_several=is_chain)
     return "\n".join(lines) + "\n"
+
+
+def lines_of_table(
+    rows: Sequence[Row],
+    sizes: Mapping[str, int],
+    new: Mapping[str, str],
+    *,
+    is_one_of_several: bool,
+) -> list[str]:
+    """Write a table of a migration file, the rows last.
+
+    Args:
+        rows: without functions.
+        sizes: next to them.
+        new: what fills leaves that the source lacks.
+        is_one_of_several: whether the file has other tables.
+    """
+    above = "tables." if is_one_of_several else ""
+    lines = ["", "[[tables]]"] * is_one_of_several + ["rows = []"] * (not rows)
+    heads = [(f"[{above}sizes]", sizes), (f"[{above}new]", new)]
+    heads += [(f"[[{above}rows]]", _fields(row)) for row in rows]
+    for head, fields in heads:
+        if fields:
+            lines += ["", head, *MIGRATION_FILE.field_lines(fields)]
+    return lines
 
 
 def _fields(row: Row) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import jax
@@ -66,6 +73,18 @@ class Conversion:
             path: functools.partial(_same, array) for path, array in arrays.items()
         }
         return Side(self._side.name, specs, reading), self._made(arrays)
+
+    def with_zeros(self, nth: int, paths: Iterable[str]) -> Side:
+        """Return what is made of the numbers of ``called``, some leaves at zero.
+
+        Raises:
+            MigrationError: the function raises on zeros.
+        """
+        arrays = distinct_numbers(self._side.leaves, nth)
+        for path in paths:
+            arrays[path] = np.zeros_like(arrays[path])
+            arrays[path].flags.writeable = False
+        return self._made(arrays)
 
     def dtypes(
         self, given: Side, made: Side

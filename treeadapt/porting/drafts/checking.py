@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+import functools
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -89,27 +91,55 @@ def compared_with(
         return DraftCheck({}, {}, str(error), 0, migration)
     forwards: dict[Row, list[str]] = {}
     backwards: dict[Row, list[str]] = {}
-    for group in plan.groups:
+    for group in plan.tables[-1].groups:
         forwards.setdefault(group.row, []).extend(group.filled)
+    for group in plan.tables[0].groups:
         backwards.setdefault(group.row, []).extend(group.source_paths)
+    # The summands of a sum do not come back; what comes back is to have that sum.
+    summands = {*_led_back(plan.tables, plan.noted)}
+    if summands:
+        again = migration(back, wanted)
+        if all(_are_near(again[path], wanted[path], 1e-5) for path in plan.noted):
+            back |= {path: leaves[path] for path in summands}
+    computes = any(row.values.computes or row.values.cast for row in migration.rows)
+    is_chain = len(plan.tables) > 1
     odd = [
-        dict(_differing(paths, *sides))
+        dict(_differing(paths, *sides, computes=computes and is_chain))
         for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
     ]
     if not any(odd):
-        resized = {
-            row
-            for row, paths in backwards.items()
-            if {leaves[path].shape for path in paths}.isdisjoint(
-                shapes[path] for path in shapes if row.takes(path)
-            )
-        }
-        migration = _without_answered_marks(migration, resized)
+        migration = _without_answered_marks(migration, _resized(plan, shapes, leaves))
     return DraftCheck(odd[0], odd[1], "", len(wanted), migration)
 
 
+def _led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
+    """Return the leaves of the source of which leaves are made.
+
+    Args:
+        tables: the plan of each.
+        paths: of the leaves, after these tables.
+    """
+    for plan in reversed(tables):
+        named = {*paths}
+        groups = (g.source_paths for g in plan.groups if not named.isdisjoint(g.filled))
+        paths = [*itertools.chain(*groups)]
+    return [*paths]
+
+
+def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
+    """Return the rows whose leaves all have other shapes than in the draft."""
+    resized: set[Row] = set()
+    same: set[Row] = set()
+    for number, table in enumerate(plan.tables):
+        for group in table.groups:
+            sources = _led_back(plan.tables[:number], group.source_paths)
+            is_same = any(shapes.get(p) == leaves[p].shape for p in sources)
+            (same if is_same else resized).add(group.row)
+    return resized - same
+
+
 def _without_answered_marks(migration: Migration, rows: Collection[Row]) -> Migration:
-    """Return a table in which some rows lack the marks that another size answers."""
+    """Return tables in which some rows lack the marks that another size answers."""
 
     def answered(row: Row) -> tuple[Any, Any]:
         source, value = row.typed()
@@ -121,26 +151,44 @@ def _without_answered_marks(migration: Migration, rows: Collection[Row]) -> Migr
         options |= {"check": ", ".join(left)} if left else {}
         return source, (target, options) if options else target
 
-    return Migration(
-        [*map(answered, migration.rows)], sizes=migration.sizes, new=migration._new
+    return in_order(
+        Migration([*map(answered, table.rows)], sizes=table.sizes, new=table._new)
+        for table in migration.tables
     )
 
 
+def in_order(tables: Iterable[Migration]) -> Migration:
+    """Return tables as one migration: itself, if there is one."""
+    return functools.reduce(Migration.then, tables)
+
+
 def _differing(
-    paths: Mapping[Row, list[str]], made: Mapping[str, Any], wanted: Mapping[str, Any]
+    paths: Mapping[Row, list[str]],
+    made: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    *,
+    computes: bool,
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield rows with the paths whose numbers differ, beyond what is rounded."""
     for row, every in paths.items():
-        odd = [path for path in every if not _agree(row, made[path], wanted[path])]
+        is_near = computes or row.values.computes
+        odd = [
+            path
+            for path in every
+            if not _agree(row, made[path], wanted[path], computes=is_near)
+        ]
         if odd:
             yield row.text, tuple(odd)
 
 
-def _agree(row: Row, source: Any, target: Any) -> bool:
+def _agree(row: Row, source: Any, target: Any, *, computes: bool) -> bool:
     if source.shape != target.shape or source.dtype != target.dtype:
         return False
-    if not (row.values.computes or row.values.cast):
+    if not (computes or row.values.cast):
         return np.array_equal(as_bytes(source), as_bytes(target))
-    near = 1e-5 if not row.values.cast else 2.0**-7
+    return _are_near(source, target, 1e-5 if not row.values.cast else 2.0**-7)
+
+
+def _are_near(source: Any, target: Any, rtol: float) -> bool:
     a, b = (np.asarray(array, np.float64) for array in (source, target))
-    return bool(np.allclose(a, b, rtol=near, atol=1e-6))
+    return bool(np.allclose(a, b, rtol=rtol, atol=1e-6))

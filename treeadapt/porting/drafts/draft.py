@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import jax.numpy as jnp
 
 from treeadapt.errors import MigrationError
 from treeadapt.porting.drafts.called_function import Conversion
-from treeadapt.porting.drafts.evidence import Evidence
-from treeadapt.porting.drafts.families import families
-from treeadapt.porting.drafts.finishing import NO_ROW, finished, rest
+from treeadapt.porting.drafts.finding import RowFinder
+from treeadapt.porting.drafts.finishing import finished
 from treeadapt.porting.drafts.inputs import Side, read_side
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
-from treeadapt.porting.drafts.numbers import castable
-from treeadapt.porting.drafts.pairing import propose, with_tied_head
-from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
-from treeadapt.porting.drafts.stated import ModelConfig, read_stated
-from treeadapt.porting.drafts.synonyms import Words, load_words
+from treeadapt.porting.drafts.nearer_sides import NearerSides
+from treeadapt.porting.drafts.stated import read_stated
+from treeadapt.porting.drafts.synonyms import load_words
 from treeadapt.text.names import fold, listing, plural
 
-_MOST_PAIRS = 10_000  # of families that are left, beyond which none is compared
-_MOST_TRIED = 64  # pairs of families of different sizes whose numbers are compared
-_SCALED = "scales", "numbers of few bits, which scales may go with: see `multiply`"
 _HALVED = ("float64", "float32")  # by JAX, not by what the function is for
 _OTHER_DTYPES = (
     "convert= takes float32 and not the dtypes of the source: casts are not known."
 )
-_NOTHING_COMMON = "The two sides have no numbers in common; names decide."
 
 
 def draft_migration(
@@ -107,7 +97,6 @@ def draft_marked(
         MigrationError: as there.
         CheckpointError: as there.
     """
-    words = load_words(synonyms)
     source_side = read_side(source, what="the source", decode=decode)
     stated = read_stated(source)
     notes: list[str] = [stated.note] if stated.note else []
@@ -125,34 +114,24 @@ def draft_marked(
         paths = source_side.leaves
         other = read_side(target, paths, "the target", decode=decode)
         calls = [(source_side, other)]
-    evidence = Evidence(calls)
-    every = _rows(evidence, words, notes, stated)
-    rows = [_marked(row, marks or {}) for row in every]
-    unread = None
+    finder = RowFinder(conversion, load_words(synonyms), stated, marks or {})
+    found = finder.best(NearerSides(calls))
+    evidence, rows = found.evidence, found.rows
+    notes += found.notes
     if conversion is not None:
-        unread = conversion.unread([*evidence.left(filter(_is_live, rows))[0]])
         dtypes = conversion.dtypes(*calls[0])
         notes += [] if dtypes else [_OTHER_DTYPES]
         if dtypes and target is not None:
             dtypes[1].update({path: x.dtype for path, x in other.leaves.items()})
         if dtypes:
-            evidence = evidence.with_dtypes(*dtypes)
+            evidence = evidence.with_dtypes(*found.between.named(*dtypes))
             rows = [
                 dataclasses.replace(part, cast=()) if part.cast == _HALVED else part
                 for row in rows
                 for part in evidence.by_dtype(row)
             ]
-    return finished(evidence, rows, unread, notes, stated)
-
-
-def _marked(row: DraftRow, marks: Mapping[str, str]) -> DraftRow:
-    for path in row.source_paths:
-        row = row.marked(marks[path]) if path in marks else row
-    return row
-
-
-def _is_live(row: DraftRow) -> bool:
-    return row.is_live
+    draft = finished(evidence, rows, found.unread, notes, stated)
+    return found.between.around(draft)
 
 
 def _require_same(source: Side, target: Side) -> None:
@@ -186,120 +165,3 @@ def _compared(result: Side, target: Side) -> Iterator[str]:
         if paths:
             names = listing(fold(paths), limit=4)
             yield f"{plural(len(paths), 'leaf')} {text}: {names}."
-
-
-def _rows(
-    evidence: Evidence, words: Words, notes: list[str], stated: ModelConfig
-) -> list[DraftRow]:
-    """Return the rows by the strongest evidence that there is for each.
-
-    First what numbers show, then what names propose of the leaves that are left, as far
-    as numbers do not contradict it. Two sides that share no number are paired by names.
-    """
-    if not evidence.has_numbers:
-        return _fitting(evidence, _by_names(evidence, words, notes, stated))
-    rows, have_common = evidence.rows()
-    proposed = _proposed(evidence, words, rows, notes)
-    tested = [each for row in proposed for each in evidence.tested(row)]
-    tested += _of_other_sizes(evidence, [*rows, *tested], words)
-    counted = evidence.counted([*rows, *tested])
-    done = {path for row in counted for path in row.target_paths}
-    tested = [row for row in tested if row.is_live or done.isdisjoint(row.target_paths)]
-    tested = [*evidence.with_rivals([*tested, *counted])]
-    shows = any(r.is_live and r.evidence == "values" for r in (*rows, *tested))
-    shows = shows or evidence.are_equal(tested)
-    if not shows:
-        have_common = have_common or evidence.are_reordered(tested)
-        notes += [NO_ROW] if have_common else []
-    if shows or have_common or len(evidence.calls) > 1:
-        return _fitting(evidence, [*rows, *tested])
-    notes.append(_NOTHING_COMMON)
-    return _fitting(evidence, _by_names(evidence, words, notes, stated))
-
-
-def _fitting(evidence: Evidence, rows: Sequence[DraftRow]) -> list[DraftRow]:
-    return [row for row in rows if evidence.fits(row)]
-
-
-def _by_names(
-    evidence: Evidence, words: Words, notes: list[str], stated: ModelConfig
-) -> list[DraftRow]:
-    """Return one row for leaves that stay, and those that names and shapes propose."""
-    source, target = evidence.source, evidence.target
-    rows = _equal(source, target)
-    rows = [*rows, *_proposed(evidence, words, rows, notes)]
-    if not stated.tied:
-        return rows
-    return with_tied_head(rows, source.leaves, target.leaves, words, stated.tied)
-
-
-def _proposed(
-    evidence: Evidence, words: Words, rows: Sequence[DraftRow], notes: list[str]
-) -> list[DraftRow]:
-    """Return what names and shapes propose for leaves that no row has."""
-    proposed, crowded = propose(*evidence.left(rows), words, rows)
-    if crowded:
-        note = (
-            f"{plural(crowded, 'leaf')} of the source not looked at: too many names "
-            "have their size. Numbers on both sides, or convert=, would show them."
-        )
-        notes += [note] if note not in notes else []
-    return [row.marked(*_SCALED) if _may_be_scaled(row) else row for row in proposed]
-
-
-def _of_other_sizes(
-    evidence: Evidence, rows: Sequence[DraftRow], words: Words
-) -> Iterator[DraftRow]:
-    """Yield rows that repeat numbers of few bits: names say which leaves to compare."""
-    ones, twos = map(families, evidence.left(rows))
-    if len(ones) * len(twos) > _MOST_PAIRS:
-        return
-    meanings = [[{*words.of(each.text)} for each in side] for side in (ones, twos)]
-    near = [
-        (-len(meanings[0][a] & meanings[1][b]), a, b)
-        for a, b in itertools.product(range(len(ones)), range(len(twos)))
-        if 0 < ones[a].size < twos[b].size
-        and not twos[b].size % ones[a].size
-        and castable(ones[a].dtype, twos[b].dtype)
-    ]
-    done: set[int] = set()
-    for _, a, b in sorted(near)[:_MOST_TRIED]:
-        if b not in done:
-            drafted = evidence.repeated(ones[a].paths, twos[b].paths)
-            yield from drafted
-            done |= {b} if drafted else set()
-
-
-def _may_be_scaled(row: DraftRow) -> bool:
-    """Return whether a row casts to or from one byte, or integers to or from floats.
-
-    So do models that are quantised.
-    """
-    dtypes = [jnp.dtype(name) for name in row.cast]
-    return bool(dtypes) and (
-        min(dtype.itemsize for dtype in dtypes) == 1
-        or len({jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes}) > 1
-    )
-
-
-def _equal(source: Side, target: Side) -> list[DraftRow]:
-    """Return one row for leaves that have a path and a shape on both sides, or none.
-
-    Of paths that differ in numbers only, as many on both sides and not the same, each
-    may be one with another number. There is no row unless it has half of the leaves of
-    a side: then one model became the other.
-    """
-    ones, twos = by_template(source.leaves), by_template(target.leaves)
-    renumbered = {
-        template
-        for template, paths in ones.items()
-        if len(paths) == len(twos.get(template, ())) and {*paths} != {*twos[template]}
-    }
-    paths = [
-        path
-        for path, leaf in source.leaves.items()
-        if target.leaves.get(path) == leaf and template_of(path) not in renumbered
-    ]
-    if not paths or 2 * len(paths) < min(len(source.leaves), len(target.leaves)):
-        return []
-    return [rest(paths, "equal").marked("names")]

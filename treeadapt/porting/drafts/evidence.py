@@ -20,7 +20,7 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.porting.drafts.called_function import as_bytes
 from treeadapt.porting.drafts.inputs import Side
-from treeadapt.porting.drafts.links import find_links, leaf_of
+from treeadapt.porting.drafts.links import Link, NumberedLeaf, find_links, leaf_of
 from treeadapt.porting.drafts.merging import canonical
 from treeadapt.porting.drafts.numbers import (
     Origins,
@@ -54,6 +54,11 @@ Read: TypeAlias = Callable[[int, str], np.ndarray]
 
 #: First and last index along each axis, of the leaves of which a box is looked at.
 Crops: TypeAlias = Mapping[tuple[int, str], tuple[tuple[int, int], ...]]
+
+#: Leaves of the source, and of the target, and the links between them.
+LeftLinks: TypeAlias = tuple[
+    Sequence[NumberedLeaf], Sequence[NumberedLeaf], Sequence[Link]
+]
 
 _NO_CROPS: Crops = {}
 _UNCHANGED: Mapping[str, Any] = {}
@@ -156,12 +161,16 @@ class Evidence:
 
     def counted(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """Return what numbers show of arrays whose names are only numbers, at last."""
+        links = self.left_links(rows)
+        return [*self._fitting(rows_of_counted_names(*links), {}, {})]
+
+    def left_links(self, rows: Sequence[DraftRow]) -> LeftLinks:
+        """Return the leaves of both sides that no live row has, and their links."""
         live = [row for row in rows if row.is_live]
         ones, twos = map(list, self.left(live))
         olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
         known = self._known(self._found(ones, twos))
-        links = find_links(olds, news, known, _LEAST_SHARE)
-        return [*self._fitting(rows_of_counted_names(olds, news, links), {}, {})]
+        return olds, news, find_links(olds, news, known, _LEAST_SHARE)
 
     def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
         leaves = (self.source, self.target)[side].leaves
@@ -396,7 +405,7 @@ class Evidence:
                 return False
             for path in target:
                 wanted = to_side.array(path)
-                if row.scale != 1:
+                if row.scale != 1 or row.is_sum:
                     is_equal = np.allclose(moved[path], wanted, rtol=1e-5, atol=1e-7)
                 else:
                     is_equal = np.array_equal(as_bytes(moved[path]), as_bytes(wanted))

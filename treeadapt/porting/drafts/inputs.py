@@ -58,6 +58,13 @@ class Side:
         }
         return dataclasses.replace(self, leaves=leaves)
 
+    def renamed(self, names: Mapping[str, str]) -> Side:
+        """Return the side with other names of some leaves."""
+        leaves = {names.get(path, path): leaf for path, leaf in self.leaves.items()}
+        assert self.arrays is not None
+        arrays = {names.get(path, path): read for path, read in self.arrays.items()}
+        return dataclasses.replace(self, leaves=leaves, arrays=arrays)
+
 
 def read_side(
     tree: Any,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from treeadapt.migrations.files import MIGRATION_FILE
+from treeadapt.migrations.files import MIGRATION_FILE, lines_of_table
 from treeadapt.migrations.migration import Migration
 from treeadapt.porting.drafts.checking import (
     ANSWERED,
     DraftCheck,
     Shapes,
     compared_with,
+    in_order,
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.porting.drafts.stated import sizes_at
@@ -24,18 +26,18 @@ from treeadapt.text.html_table import html_table
 from treeadapt.text.names import first_rows, fold, listing, plural
 
 _SHARED = (
-    "# These have numbers in common, in an order that no single row gives: layers in",
-    "# blocks that are not whole, or a scan within a scan, take two tables, one after",
-    "# the other: `a.then(b)`. If there are copies on the source's side,",
-    "# draft the other way around, and take the inverse, which undoes a `repeat`:",
+    "# These have numbers in common, in an order that no row gives, nor two tables of",
+    "# a draft: layers in blocks that are not whole take `a.then(b)`. If there are",
+    "# copies on the source's side, draft the other way around, and take the inverse,",
+    "# which undoes a `repeat`:",
 )
 _SEEN = (
     "# No shape says these: they were seen at this size alone, so their rows have a",
     "# mark. draft.check at another size gives the table without it.",
 )
 _READ = (
-    "# No row here gives what the function makes of these: the sum of two arrays is a",
-    "# row with `add`, and what is computed otherwise is a row with a function:",
+    "# No row here gives what the function makes of these. What is computed otherwise",
+    "# than by `scale`, `offset`, `pad`, `cast`, `add` is a row with a function:",
 )
 _STATED = (
     "# The configuration next to the source states it, and shapes fit any number of",
@@ -80,6 +82,8 @@ class MigrationDraft:
     _sizes: WrittenSizes = dataclasses.field(repr=False)
     _has_function: bool = dataclasses.field(repr=False)
     _shapes: Shapes = dataclasses.field(repr=False)
+    _inner: MigrationDraft | None = dataclasses.field(repr=False, default=None)
+    _place: int = dataclasses.field(repr=False, default=0)
 
     def check(self, source: Any, other: Any) -> DraftCheck:
         """Run the table at another size, there and back, and compare.
@@ -115,31 +119,52 @@ class MigrationDraft:
         """
         migration = self.migration
         if sizes := sizes_at(self._sizes.keys, source):
-            rows = [row.typed() for row in migration.rows]
-            sizes = {**migration.sizes, **sizes}
-            migration = Migration(rows, sizes=sizes, new=migration._new)
+            tables = [*migration.tables]
+            table = tables[self._place]
+            rows = [row.typed() for row in table.rows]
+            sizes = {**table.sizes, **sizes}
+            tables[self._place] = Migration(rows, sizes=sizes, new=table._new)
+            migration = in_order(tables)
         return compared_with(migration, self._shapes, source, other)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""
         lines = [f"# {line}".rstrip() for line in self.summary.splitlines()]
         lines += [f"version = {VERSION}"]
-        lines += self._size_lines()
+        if self._inner is None:
+            return "\n".join([*lines, *self._table_lines("")]) + "\n"
+        for place, table in enumerate(self.migration.tables):
+            if place == self._place:
+                lines += ["", "[[tables]]", *self._inner._table_lines("tables.")]
+                continue
+            parts = table.rows, table.sizes, table._new
+            lines += lines_of_table(*parts, is_one_of_several=True)
+        return "\n".join(lines) + "\n"
+
+    def _table_lines(self, above: str) -> list[str]:
+        """Write the rows, with a comment where to look.
+
+        Args:
+            above: what is before the names of tables in the file.
+        """
+        lines = [*self._size_lines(above)]
         if not self._rows:
             lines.append("rows = []")
         if self.migration._new:
             lines += ["", "# The function makes these of no leaf of the source:"]
-            lines += ["[new]", *MIGRATION_FILE.field_lines(self.migration._new)]
+            lines += [f"[{above}new]", *MIGRATION_FILE.field_lines(self.migration._new)]
         for each in self._rows:
             if each.row.is_rest:
-                lines += self._drops()
-            lines += ["", *_row_lines(each)]
+                lines += self._drops(above)
+            lines += ["", *_row_lines(each, above)]
         if self._refuted:
             lines += ["", "# Names are for these rows, and the numbers against them:"]
             for each in self._refuted:
-                lines += [f"# {line}".rstrip() for line in ("", *_row_lines(each))]
+                lines += [
+                    f"# {line}".rstrip() for line in ("", *_row_lines(each, above))
+                ]
         if not any(each.row.is_rest for each in self._rows):
-            lines += self._drops()
+            lines += self._drops(above)
         named = {path for each in self._refuted for path in each.row.target_paths}
         unlike = [p for p in self.missing if p not in self._shared and p not in named]
         if unlike:
@@ -151,7 +176,7 @@ class MigrationDraft:
                 f"{path} and {', '.join(fold(sources))}"
                 for path, sources in self._shared.items()
             )
-        return "\n".join(lines) + "\n"
+        return lines
 
     def to_json(self) -> str:
         """Return the draft as JSON, for a program that decides what to do.
@@ -167,7 +192,7 @@ class MigrationDraft:
         document = {"rows": rows, **fields, "table": self.to_toml()}
         return json.dumps(document, indent=2, default=dict)
 
-    def _size_lines(self) -> Iterator[str]:
+    def _size_lines(self, above: str) -> Iterator[str]:
         """Yield the sizes that the rows name, and where they come from."""
         keys, every = self._sizes.keys, self._sizes.sizes
         seen = {name: size for name, size in every.items() if name not in keys}
@@ -177,11 +202,11 @@ class MigrationDraft:
             yield from (
                 "",
                 "# No shape says these; the configuration does:",
-                "[config]",
+                f"[{above}config]",
             )
             yield from MIGRATION_FILE.field_lines(asked)
         if seen or fixed:
-            yield from ("", "[sizes]")
+            yield from ("", f"[{above}sizes]")
         if fixed:
             yield from MIGRATION_FILE.field_lines(fixed)
             yield from _STATED
@@ -191,7 +216,7 @@ class MigrationDraft:
             yield from MIGRATION_FILE.field_lines(seen)
             yield from _SEEN
 
-    def _drops(self) -> list[str]:
+    def _drops(self, above: str) -> list[str]:
         """Return the rows that would drop leaves without a partner, as comments."""
         shared = {path for paths in self._shared.values() for path in paths}
         named = {path for each in self._refuted for path in each.row.source_paths}
@@ -202,14 +227,14 @@ class MigrationDraft:
             return ["", *_READ, *_listed(fold(unlike))]
         lines = ["", "# Nothing in the target is like these. To drop them:"]
         for each in dropping(unlike):
-            lines += ["#", *(f"# {line}" for line in _row_lines(each))]
+            lines += ["#", *(f"# {line}" for line in _row_lines(each, above))]
         return lines
 
     def __repr__(self) -> str:
-        rows = (
+        rows = [
             f"{source} -> {target}{'    check: ' * bool(check)}{check}"
             for source, target, check in self._row_texts()
-        )
+        ]
         return "\n".join([self.summary, *rows])
 
     def _repr_html_(self) -> str:
@@ -220,6 +245,8 @@ class MigrationDraft:
 
     def _row_texts(self) -> Iterator[tuple[str, str, str]]:
         """Yield of each row its sources, its targets, and what it rests on."""
+        tables = self.migration.tables
+        yield from _typed_texts(tables[: self._place])
         for each in self._rows:
             source, target = (
                 ", ".join(map(repr, x)) for x in (each.sources, each.targets)
@@ -227,17 +254,19 @@ class MigrationDraft:
             options = (f"{k}={v!r}" for k, v in each.operations.items())
             check = ", ".join(each.row.checks)
             yield source, " ".join([target or "dropped", *options]), check
+        yield from _typed_texts(tables[self._place + 1 :])
 
     @property
     def summary(self) -> str:
         """How many rows there are, what is left out, and what else there is to know."""
-        counts = Counter(
-            "to check" if each.row.checks else "by values" for each in self._rows
-        )
+        rows = self.migration.rows
+        counts = Counter("to check" if row.notes.check else "by values" for row in rows)
         parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
-        head = plural(len(self._rows), "row")
+        head = plural(len(rows), "row")
         lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
-        marks = {mark for each in self._rows for mark in each.row.checks}
+        marks = {
+            mark for row in rows for mark in filter(None, row.notes.check.split(", "))
+        }
         is_open = bool(marks - ANSWERED)
         has_gaps = bool(self.missing and not self._has_function)
         needs = {
@@ -256,7 +285,17 @@ class MigrationDraft:
         return "\n".join([*lines, *self.notes])
 
 
-def _row_lines(each: WrittenRow) -> list[str]:
+def _typed_texts(tables: Iterable[Migration]) -> Iterator[tuple[str, str, str]]:
+    """Yield the same of the rows of tables around a draft, which have no operations."""
+    for row in itertools.chain(*(table.rows for table in tables)):
+        source, target = (
+            ", ".join(repr(address.text) for address in side)
+            for side in (row.sources, row.targets)
+        )
+        yield source, target, row.notes.check
+
+
+def _row_lines(each: WrittenRow, above: str) -> list[str]:
     """Write a row, what its reader should know above it."""
     notes = first_rows([_line(note) for note in each.row.notes], limit=_MOST_NOTES)
     fields = {"from": alone(each.sources), "to": alone(each.targets)}
@@ -264,7 +303,7 @@ def _row_lines(each: WrittenRow) -> list[str]:
         fields = {"drop": alone(each.sources)}
     return [
         *(f"# {note}" for note in notes),
-        MIGRATION_FILE.table,
+        f"[[{above}rows]]",
         *MIGRATION_FILE.field_lines(fields | each.options),
     ]
 

@@ -89,6 +89,7 @@ class DraftRow:
         bare: atoms of texts that need no list, because nothing else matches.
         fixed: atoms of numbers of which the leaves of the row have one value.
         copies: atoms of axes of the targets along which the numbers are repeated.
+        is_sum: whether the sources are added.
         is_rest: whether it takes all that no row above takes, as it is.
         is_live: whether it is in the table; numbers are against it if it is not.
     """
@@ -109,6 +110,7 @@ class DraftRow:
     bare: frozenset[int] = frozenset()
     fixed: frozenset[int] = frozenset()
     copies: frozenset[int] = frozenset()
+    is_sum: bool = False
     is_rest: bool = False
     is_live: bool = True
 
@@ -125,7 +127,14 @@ class DraftRow:
     @property
     def changes(self) -> tuple[object, ...]:
         """What is done to the numbers."""
-        return self.cast, self.scale, self.offset, self.pads, self.cuts
+        return (
+            self.cast,
+            self.scale,
+            self.offset,
+            self.pads,
+            self.cuts,
+            self.is_sum,
+        )
 
     @property
     def has_bracket(self) -> bool:

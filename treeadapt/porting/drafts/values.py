@@ -45,11 +45,15 @@ from treeadapt.porting.drafts.segments import (
 )
 
 _MAX_NUMBER = 10**6
+_MOST_LAYERS = 64  # of a block
 _MOST_NAMES = 8  # numbers at one place of a path that may be words
 
 
 #: How many leaves the source, and the target, have of each template.
 Counts: TypeAlias = tuple[Counter[Pattern], Counter[Pattern]]
+
+#: A number of paths of a side, by what is before it, and how many values a block has.
+Blocks: TypeAlias = tuple[int, Pattern, int]
 
 
 def rows_of_links(
@@ -204,6 +208,43 @@ def _rows_in_blocks(pool: Components, counts: Counts) -> list[DraftRow]:
             if rows and all(joined):
                 return [row for row in joined if row]
     return []
+
+
+def blocks_of_links(
+    sources: Iterable[NumberedLeaf],
+    targets: Iterable[NumberedLeaf],
+    links: Iterable[Link],
+) -> Counter[Blocks]:
+    """Return which numbers of paths are two, of a block and within it; how often.
+
+    As of a scan of blocks, each of which scans its first layers: these have a row if
+    their number is two, and none without, because others are between the blocks.
+
+    Args:
+        sources: all leaves of the source.
+        targets: all leaves of the target.
+        links: between some of them, that follow no row.
+    """
+    counts = _counted(sources, targets)
+    found: Counter[Blocks] = Counter()
+    for pool in _pools(links).values():
+        for side in (0, 1):
+            leaves = [link.ends[side] for component in pool for link in component]
+            for place in range(min(len(leaf.numbers) for leaf in leaves)):
+                most = max(leaf.numbers[place] for leaf in leaves)
+                for size in range(2, min(most, _MOST_LAYERS) + 1):
+                    split = functools.partial(_in_block, place=place, size=size)
+                    if _Pool(reread(pool, side, split), counts).rows():
+                        templates = {leaf.template for leaf in leaves}
+                        found.update((side, _above(t, place), size) for t in templates)
+                        break
+    return found
+
+
+def _above(template: Pattern, place: int) -> Pattern:
+    """Return what is before a number of a path."""
+    at = [i for i, token in enumerate(template) if token is None][place]
+    return template[:at]
 
 
 def _in_block(leaf: NumberedLeaf, place: int, size: int) -> NumberedLeaf:

@@ -33,7 +33,7 @@ _TEXTS = {  # what a list is of
     "p": {"q", "k", "v", "query", "key", "value", "gate", "up", "down"},
     "s": {"encoder", "decoder"},
 }
-_ESCAPED = re.compile(r"[\\{}*?\[]")
+_SPECIAL = re.compile(r"[\\{}*?\[]")
 _EMBEDDINGS = {"embed", "embedding", "embeddings", "wte", "head", "classifier", "vocab"}
 _HEADS = {
     "attn",
@@ -336,7 +336,7 @@ def _written(
         )
         for side in (row.sources, row.targets)
     )
-    operations: dict[str, Any] = {}
+    operations: dict[str, Any] = {"add": True} if row.is_sum else {}
     if isinstance(factor.value, str):
         operations["scale"] = factor.value
     for note in factor.doubts:
@@ -354,9 +354,13 @@ def _written(
     if row.cast:
         operations["cast"] = list(row.cast)
     if row.cuts:
-        cut = _padded(row.sources[0], row.cuts, names)
+        # It is written as the way back of a row that pads, which undoes all of it.
         fill = {"fill": "target"} if row.evidence == "values" else {}  # else zeros
-        operations["undo"] = {"pad": cut} | fill
+        undo: dict[str, Any] = {"pad": _padded(row.sources[0], row.cuts, names)}
+        undo |= fill
+        undo |= {"offset": -row.offset} if row.offset else {}
+        undo |= {"cast": [*reversed(row.cast)]} if row.cast else {}
+        operations = {"undo": undo}
     return WrittenRow(sources, targets, operations, row)
 
 
@@ -398,7 +402,7 @@ def _token(
     token: str | Hole, names: Mapping[int, str], row: DraftRow, place: DraftAddress
 ) -> str:
     if isinstance(token, str):
-        return _ESCAPED.sub(lambda match: "\\" + match[0], token)
+        return escaped(token)
     if len(token.atoms) > 1:
         return f"{{({' '.join(names[atom] for atom in token.atoms)})}}"
     name = names[token.atoms[0]]
@@ -410,6 +414,11 @@ def _token(
         texts = (re.sub(r"[\\{},]", r"\\\g<0>", text) for text in token.texts)
         return f"{{{name}={','.join(texts)}}}"
     return f"{{{name}+{token.shift}}}" if token.shift else f"{{{name}}}"
+
+
+def escaped(text: str) -> str:
+    """Return a part of a path as a row has it, where no character is special."""
+    return _SPECIAL.sub(lambda match: "\\" + match[0], text)
 
 
 def _lists(row: DraftRow, atom: int) -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,270 @@
+"""Drafts of what one table or one leaf does not say: scans in scans, and sums.
+
+NumPy's conversion functions are the oracles, at another size and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treeadapt as ta
+
+Leaves = dict[str, Any]
+Convert = Callable[[Leaves], Leaves]
+Made = tuple[Leaves, Convert]
+
+
+def numbers(shapes: dict[str, tuple[int, ...]]) -> Leaves:
+    rng = np.random.default_rng(0)
+    return {path: rng.normal(size=s).astype("f4") for path, s in shapes.items()}
+
+
+def hybrid(layers: int, e: int, f: int, end: str) -> Made:
+    """Blocks of four layers: a scan has the first three, and the last is apart."""
+    shapes: dict[str, tuple[int, ...]] = {"embed": (17, e)}
+    for n in range(layers):
+        at = f"model{end}layers{end}{n}{end}"
+        shapes |= {f"{at}norm{end}w": (e,), f"{at}mlp{end}up": (f, e)}
+        shapes[f"{at}full" if n % 4 == 3 else f"{at}linear"] = (e, f)
+
+    def convert(w: Leaves) -> Leaves:
+        made = {"embed": w["embed"]}
+        for name in (f"norm{end}w", f"mlp{end}up", "linear", "full"):
+            whole = [
+                w.get(f"model{end}layers{end}{n}{end}{name}") for n in range(layers)
+            ]
+            blocks = [whole[n : n + 4] for n in range(0, layers, 4)]
+            if name != "full":
+                made[f"local/{name}"] = np.stack(
+                    [np.stack([a.T for a in block[:3]]) for block in blocks]
+                )
+            if name != "linear":
+                made[f"global/{name}"] = np.stack([block[3].T for block in blocks])
+        return made
+
+    return numbers(shapes), convert
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("end", [".", "/", "_"])
+def test_a_scan_in_a_scan_is_two_tables(end, is_back, tmp_path):
+    source, convert = hybrid(12, 11, 13, end)
+    if is_back:
+        draft = ta.draft_migration(convert(source), source)
+    else:
+        draft = ta.draft_migration(source, convert=convert)
+    assert len(draft.migration.tables) == 2
+    assert not draft.missing
+    assert not draft.unexpected
+    marked = [row.text for row in draft.migration.rows if row.notes.check]
+    assert len(marked) == 1  # the size of a block was seen at one size alone
+    assert "{(b i)}" in repr(draft)
+    assert draft.pairs.keys() == (convert(source) if is_back else source).keys()
+    (tmp_path / "table.toml").write_text(draft.to_toml())
+    assert ta.load_migration(tmp_path / "table.toml") == draft.migration
+    source, convert = hybrid(8, 7, 5, end)
+    if is_back:
+        report = draft.check(convert(source), source)
+    else:
+        report = draft.check(source, convert)
+    assert report, str(report)
+    assert not any(row.notes.check for row in report.migration.rows)
+
+
+def test_a_block_of_another_size_is_seen_in_a_check():
+    source, convert = hybrid(12, 11, 13, ".")
+    draft = ta.draft_migration(source, convert=convert)
+    source, _ = hybrid(12, 7, 5, ".")
+    report = draft.check(source, lambda w: {"embed": -w["embed"], **w})
+    assert not report
+
+
+def cell(layers: int, i: int, h: int, gates: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for n in range(layers):
+        for name, size in (("ih", i), ("hh", h)):
+            shapes[f"rnn.weight_{name}_l{n}"] = (len(gates) * h, size)
+            shapes[f"rnn.bias_{name}_l{n}"] = (len(gates) * h,)
+    return shapes
+
+
+def one_bias(i: int, h: int) -> Made:
+    shapes = cell(2, i, h, "ifgo")
+
+    def convert(w: Leaves) -> Leaves:
+        made = {}
+        for n in (0, 1):
+            made[f"cell_{n}/kernel"] = w[f"rnn.weight_ih_l{n}"].T
+            made[f"cell_{n}/recurrent"] = w[f"rnn.weight_hh_l{n}"].T
+            made[f"cell_{n}/bias"] = w[f"rnn.bias_ih_l{n}"] + w[f"rnn.bias_hh_l{n}"]
+        return made
+
+    return numbers(shapes), convert
+
+
+def stacked_bias(i: int, h: int) -> Made:
+    source, apart = one_bias(i, h)
+    source = {path: leaf for path, leaf in source.items() if "weight_ih" not in path}
+
+    def convert(w: Leaves) -> Leaves:
+        made = apart(w | {f"rnn.weight_ih_l{n}": np.zeros((1, 1)) for n in (0, 1)})
+        names = ("recurrent", "bias")
+        return {k: np.stack([made[f"cell_{n}/{k}"] for n in (0, 1)]) for k in names}
+
+    return source, convert
+
+
+def flax_lstm(i: int, h: int) -> Made:
+    shapes = cell(2, i, h, "ifgo")
+
+    def convert(w: Leaves) -> Leaves:
+        made = {}
+        for n in (0, 1):
+            whole = w[f"rnn.bias_ih_l{n}"] + w[f"rnn.bias_hh_l{n}"]
+            for place, gate in enumerate("ifgo"):
+                part = slice(place * h, (place + 1) * h)
+                for p, name in (("i", "ih"), ("h", "hh")):
+                    kernel = w[f"rnn.weight_{name}_l{n}"][part].T
+                    made[f"cell_{n}/{p}{gate}/kernel"] = kernel
+                made[f"cell_{n}/h{gate}/bias"] = whole[part]
+        return made
+
+    return numbers(shapes), convert
+
+
+def flax_gru(i: int, h: int) -> Made:
+    shapes = cell(2, i, h, "rzn")
+
+    def convert(w: Leaves) -> Leaves:
+        made = {}
+        for n in (0, 1):
+            for place, gate in enumerate("rzn"):
+                part = slice(place * h, (place + 1) * h)
+                for p, name in (("i", "ih"), ("h", "hh")):
+                    kernel = w[f"rnn.weight_{name}_l{n}"][part].T
+                    made[f"cell_{n}/{p}{gate}/kernel"] = kernel
+                biases = [w[f"rnn.bias_{name}_l{n}"][part] for name in ("ih", "hh")]
+                if gate == "n":  # of the state it is within r * (...)
+                    made[f"cell_{n}/in/bias"], made[f"cell_{n}/hn/bias"] = biases
+                else:
+                    made[f"cell_{n}/i{gate}/bias"] = sum(biases)
+        return made
+
+    return numbers(shapes), convert
+
+
+def embeddings(t: int, e: int) -> Made:
+    """As XLM-R: positions from the third on, and the only type added to each."""
+    shapes = {"word": (37, e), "position": (t + 2, e), "type": (1, e)}
+
+    def convert(w: Leaves) -> Leaves:
+        return {"tokens": w["word"], "positions": w["position"][2:] + w["type"]}
+
+    return numbers(shapes), convert
+
+
+def of_one_name(i: int, h: int) -> Made:
+    shapes = {f"fc.{n}.{k}": s for n in (0, 1) for k, s in (("w", (i, h)), ("b", (h,)))}
+
+    def convert(w: Leaves) -> Leaves:
+        return {"b": w["fc.0.b"] + w["fc.1.b"], "a": w["fc.0.w"].T, "c": w["fc.1.w"].T}
+
+    return numbers(shapes), convert
+
+
+def scaled(i: int, h: int) -> Made:
+    shapes = {"a": (i, h), "b": (h, i), "c": (i, h)}
+    return numbers(shapes), lambda w: {"w": w["a"].T + w["b"] - 0.5 * w["c"].T}
+
+
+SUMS = {
+    "one bias": (one_bias, 1, set()),
+    "a stack of biases": (stacked_bias, 1, set()),
+    "the gates of a cell apart": (flax_lstm, 1, set()),
+    "a part of each bias": (flax_gru, 2, set()),
+    "one array to each row of another": (embeddings, 2, set()),
+    "arrays that differ in a number": (of_one_name, 2, set()),
+    "multiples of arrays": (scaled, 2, {"scale"}),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_a_row_that_adds(name, tmp_path):
+    make, tables, marks = SUMS[name]
+    source, convert = make(5, 7)
+    draft = ta.draft_migration(source, convert=convert)
+    assert any(row.values.add for row in draft.migration.rows)
+    assert len(draft.migration.tables) == tables
+    assert {row.notes.check for row in draft.migration.rows} - {""} == marks
+    assert not draft.missing
+    assert not draft.unexpected
+    assert {path for new in draft.pairs.values() for path in new} == {*convert(source)}
+    (tmp_path / "table.toml").write_text(draft.to_toml())
+    assert ta.load_migration(tmp_path / "table.toml") == draft.migration
+    source, convert = make(3, 11)
+    wanted = convert(source)
+    made = draft.migration(source, wanted)
+    for path, array in wanted.items():
+        np.testing.assert_allclose(made[path], array, rtol=1e-6, atol=1e-6)
+    again = draft.migration(draft.migration.inverse(made, source), wanted)
+    for path, array in wanted.items():
+        np.testing.assert_allclose(again[path], array, rtol=1e-6, atol=1e-6)
+    report = draft.check(source, convert)
+    assert report, str(report)
+    wrong = draft.check(source, lambda w: {p: 2 * a for p, a in convert(w).items()})
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w: {"c": w["a"] * w["b"]},
+        lambda w: {"c": np.maximum(w["a"], w["b"])},
+        lambda w: {"a": w["a"], "c": w["a"] + w["b"]},  # of one row, `a` is a summand
+        lambda w: {"c": w["a"] + w["b"] + 1},
+    ],
+)
+def test_what_is_no_sum_has_no_row(function):
+    source = numbers({"a": (5,), "b": (5,)})
+    draft = ta.draft_migration(source, convert=function)
+    assert "c" in draft.missing
+    assert "b" in draft.unexpected
+    assert len(draft.migration.tables) == 1
+
+
+def test_a_function_that_takes_no_zeros_is_drafted_without_sums():
+    def convert(w):
+        if not all(map(np.any, w.values())):
+            raise ZeroDivisionError("a norm is zero")
+        return {"c": w["a"] + w["b"], "d": w["e"]}
+
+    source = numbers({"a": (5,), "b": (5,), "e": (3,)})
+    draft = ta.draft_migration(source, convert=convert)
+    assert draft.missing == ("c",)
+    assert draft.pairs == {"e": ("d",)}
+
+
+def test_summands_do_not_take_the_name_of_a_leaf():
+    source = numbers({"a": (5,), "b": (7,), "d": (5,)})
+
+    def convert(w):
+        return {"c": w["a"] + w["b"][2:], "c/0": w["d"]}
+
+    draft = ta.draft_migration(source, convert=convert)
+    assert not draft.missing
+    assert draft.pairs == {"a": ("c",), "b": ("c",), "d": ("c/0",)}
+    made = draft.migration(source, convert(source))
+    np.testing.assert_array_equal(made["c"], source["a"] + source["b"][2:])
+
+
+def test_positions_that_are_longer_are_left_to_names_if_numbers_are_not_alike():
+    shapes = {"pos.weight": (21, 22), "word.weight": (5, 7)}
+    target = {"pos/embedding": np.ones((19, 22)), "word/embedding": np.ones((5, 7))}
+    target = {p: a * np.arange(a.size).reshape(a.shape) for p, a in target.items()}
+    draft = ta.draft_migration(numbers(shapes), target)
+    assert draft.pairs["pos.weight"] == ("pos/embedding",)
+    assert {*draft.doubtful} == {*shapes}

@@ -1,0 +1,156 @@
+"""What is drafted where one table cannot say it: two sides that are nearer each other.
+
+A first table makes one side, with numbers of layers that are two; a last table takes
+the other one, with such numbers, or with the summands of what is a sum. The draft
+between them is as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from treeadapt.migrations.migration import Migration
+from treeadapt.porting.drafts.checking import in_order
+from treeadapt.porting.drafts.evidence import Evidence
+from treeadapt.porting.drafts.inputs import Side
+from treeadapt.porting.drafts.migration_draft import MigrationDraft
+from treeadapt.porting.drafts.parts import Pattern
+from treeadapt.porting.drafts.rows import DraftRow, template_of, tokens_of
+from treeadapt.porting.drafts.values import blocks_of_links
+from treeadapt.porting.drafts.writing import escaped
+
+_CHAIN = (
+    "One table cannot say it: these are {}, one after the other, as `a.then(b)` is."
+)
+_ENDS = frozenset("/.-_")  # of a number
+
+
+@dataclasses.dataclass(frozen=True)
+class NearerSides:
+    """Two sides, and the tables around what is drafted between them.
+
+    Attributes:
+        calls: the sides, once, or twice with different numbers.
+        names: of each side, those of its leaves that it has another name for here.
+        tables: those above the draft, and those below it.
+    """
+
+    calls: Sequence[tuple[Side, Side]]
+    names: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    tables: tuple[tuple[Migration, ...], tuple[Migration, ...]] = ((), ())
+
+    def own(self, side: int, path: str) -> str:
+        """Return the name that a leaf has on its own side."""
+        return self.names[side].get(path, path)
+
+    def named(
+        self, sources: Mapping[str, Any], targets: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is known of the leaves of both sides by the names here."""
+        sides = enumerate(self.calls[0])
+        ones, twos = (
+            {path: (sources, targets)[n][self.own(n, path)] for path in side.leaves}
+            for n, side in sides
+        )
+        return ones, twos
+
+    def around(self, draft: MigrationDraft) -> MigrationDraft:
+        """Return a draft with the tables around it, by the names that leaves have."""
+        if not any(self.tables):
+            return draft
+        migration = in_order((*self.tables[0], draft.migration, *self.tables[1]))
+
+        def own(side: int, paths: Iterable[str]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(self.own(side, path) for path in paths))
+
+        return dataclasses.replace(
+            draft,
+            migration=migration,
+            pairs={self.own(0, old): own(1, new) for old, new in draft.pairs.items()},
+            doubtful=own(0, draft.doubtful),
+            missing=own(1, draft.missing),
+            unexpected=own(0, draft.unexpected),
+            notes=(*draft.notes, _CHAIN.format(len(migration.tables))),
+            _shapes={self.own(0, path): x for path, x in draft._shapes.items()},
+            _inner=draft,
+            _place=len(self.tables[0]),
+        )
+
+    def in_blocks(
+        self, evidence: Evidence, rows: Sequence[DraftRow]
+    ) -> Iterator[NearerSides]:
+        """Yield the same with a number of paths that is two, as left leaves show."""
+        found = blocks_of_links(*evidence.left_links(rows))
+        for blocks, _ in found.most_common():
+            if spelled := self._spelled(*blocks):
+                yield spelled
+
+    def _spelled(self, side: int, above: Pattern, size: int) -> NearerSides | None:
+        """Return the same where a number of the paths of one side is two.
+
+        Args:
+            side: of the number.
+            above: what is before it in paths.
+            size: how many values a block has.
+        """
+        names: dict[str, str] = {}
+        forms: dict[tuple[str, str], None] = {}
+        for path in self.calls[0][side].leaves:
+            if template_of(path)[: len(above) + 1] != (*above, None):
+                continue
+            tokens = tokens_of(path)
+            head, number = tokens[: len(above)], int(tokens[len(above)])
+            rest = "".join(tokens[len(above) + 1 :])
+            end = rest[:1] or "."
+            if end not in _ENDS:
+                return None
+            block, inner = divmod(number, size)
+            names[f"{''.join(head)}{block}{end}{inner}{rest}"] = path
+            forms[_form(above, rest)] = None
+        if not names.keys().isdisjoint(self.calls[0][side].leaves):
+            return None
+        rows: list[Any] = [(one, (two, {"check": "sizes"})) for one, two in forms]
+        if len(names) < len(self.calls[0][side].leaves):
+            rows.append(("{rest:**}", "{rest}"))
+        table = Migration(rows, sizes={"i": size})
+        return self._with_side(side, names, table if side == 0 else table.inverse)
+
+    def _with_side(
+        self, side: int, names: Mapping[str, str], table: Migration
+    ) -> NearerSides:
+        """Return the same with other names of one side, and the table between them."""
+        spelled = {old: new for new, old in names.items()}
+        kept = self.names[side].items()
+        own = {new: path for new, path in kept if new not in spelled}
+        own |= {new: self.own(side, old) for new, old in names.items()}
+        if side == 0:
+            calls = [(source.renamed(spelled), target) for source, target in self.calls]
+            tables = (*self.tables[0], table), self.tables[1]
+            return NearerSides(calls, (own, self.names[1]), tables)
+        calls = [(source, target.renamed(spelled)) for source, target in self.calls]
+        tables = self.tables[0], (table, *self.tables[1])
+        return NearerSides(calls, (self.names[0], own), tables)
+
+
+def _form(above: Pattern, rest: str) -> tuple[str, str]:
+    """Return the addresses of paths whose number is one, and two.
+
+    Example:
+        >>> _form(("layers", "."), ".attn.w")
+        ('layers.{(b i)}.{rest}', 'layers.{b}.{i}.{rest}')
+        >>> _form(("h", "/"), "/attn/w")
+        ('h/{(b i)}/{rest:**}', 'h/{b}/{i}/{rest}')
+    """
+    count = itertools.count()
+    head = "".join(f"{{n{next(count)}}}" if t is None else escaped(t) for t in above)
+    end, first, more = rest[:1], *rest[1:].partition("/")[::2]
+    if end == "/":
+        tails = ("/{rest:**}", "/{rest}")
+    elif more:
+        tails = (f"{end}{{rest}}/{{more:**}}", f"{end}{{rest}}/{{more}}")
+    else:
+        tails = (f"{end}{{rest}}" if first else end,) * 2
+    return f"{head}{{(b i)}}{tails[0]}", f"{head}{{b}}{end or '.'}{{i}}{tails[1]}"
