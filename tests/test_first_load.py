@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import command
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,3 +181,57 @@ def test_a_table_of_ones_own_is_not_compared_with_those_that_ship(folder):
     with pytest.raises(ta.MigrationError, match="no row takes") as caught:
         ta.load(folder, migration=table)
     assert "'tunix" not in str(caught.value)
+
+
+def error_of(*arguments, **options) -> str:
+    with pytest.raises(ta.TreeAdaptError) as caught:
+        ta.load(*arguments, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("migration", [None, ta.Migration({"a": "a", "b": "b"})])
+def test_cast_is_offered_only_where_it_helps(tmp_path, migration):
+    file = tmp_path / "model.safetensors"
+    ta.save(file, {"a": np.ones(2, "f4"), "b": np.ones(3, "f4")})
+
+    def text(dtype):
+        target = {"a": np.ones(2, dtype), "b": np.ones(4, "f4")}
+        return error_of(file, target, migration=migration)
+
+    assert "pass cast=true" not in text("i4").lower()
+    assert "cast=True would not help 'a': change the target." in text("i4")
+    assert "pass cast=true" in text("f2").lower()
+
+
+LAYERS = [f"layer_{n}" for n in range(93)]
+
+
+def test_a_part_is_named_only_if_it_fits_or_there_is_one(tmp_path):
+    file = tmp_path / "model.safetensors"
+    ta.save(file, {"w": np.ones(2, "f4"), "b": np.ones(3, "f4")})
+    alike = {"w": np.ones(2, "f4"), "b": np.ones(3, "f4")}
+    other = {"w": np.ones(4, "f4"), "b": np.ones(3, "f4")}
+    assert "draft_migration" in error_of(file, dict.fromkeys(LAYERS, other))
+    one = error_of(file, {**dict.fromkeys(LAYERS, other), "head": alike})
+    assert "one part of the target, 'head': ta.load(" in one
+    assert "one part of the target, 'head'" in error_of(file, {"head": other})
+    every = error_of(file, dict.fromkeys(LAYERS, alike))
+    assert "the names of 93 parts of the target, 'layer_0'" in every
+    whole = tmp_path / "whole.safetensors"
+    ta.save(whole, {"x": other, "y": alike})
+    assert "are below 'y' in it" in error_of(whole, alike)
+
+
+def test_every_way_to_a_table_that_does_not_fit_names_the_one_that_does(folder):
+    hint = "By the names in it, migration='tunix/qwen3' fits."
+    wrong = ta.load_migration("tunix/gemma2", config={**CONFIG, "model_type": "gemma2"})
+    for table in ("tunix/gemma2", wrong):
+        assert hint in error_of(folder, migration=table)
+    for name in ("convert", "lint"):
+        result = command.invoke(
+            *(name, folder, *["new.safetensors"] * (name == "convert")),
+            *("--migration", "tunix/gemma2"),
+        )
+        assert result.exit_code in (1, 2)
+        assert "By the names in it, --migration tunix/qwen3 fits." in result.output
+        assert "ta." not in result.output

@@ -218,6 +218,23 @@ def test_findings_of_rows_are_on_the_line_of_the_row(tmp_path, is_chain):
         assert as_json.read_text().splitlines()[line].strip() == '"from": ['
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rows_that_a_configuration_leaves_out_move_no_line(tmp_path, reverse):
+    (tmp_path / "config.json").write_text('{"tied": false}')
+    model, table = tmp_path / "model.safetensors", tmp_path / "t.toml"
+    ta.save(model, {"embed": np.ones(2), "other": np.ones(2)})
+    rows = [
+        '[[rows]]\nfrom = "embed"\nto = "embed"',
+        '[[rows]]\nfrom = "head"\nto = "embed"\ncopy = "tied"',
+        '[[rows]]\nfrom = "x"\nto = "y"',
+    ]
+    table.write_text("\n".join(["version = 1", *rows]))
+    said = annotations(model, "--migration", table, *["--reverse"] * reverse)
+    lines = table.read_text().splitlines()
+    places = {line for text, line in said.items() if "'x" in text or "'y" in text}
+    assert [lines[line] for line in places] == ['from = "x"'], said
+
+
 @pytest.mark.parametrize("is_chain", [False, True])
 def test_findings_of_the_way_back_are_on_the_line_of_the_row(tmp_path, is_chain):
     model, table = tmp_path / "m.safetensors", tmp_path / "t.toml"

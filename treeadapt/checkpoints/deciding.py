@@ -286,7 +286,12 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         lines.append(str(report))
         cure = "choose leaves with where=, or pass strict=False."
         if report.retyped and not wanted.cast:
-            cure = f"pass cast=True to convert dtypes, {cure}"
+            left = _if_cast(source, wanted).retyped
+            if report.retyped.keys() - left.keys():
+                cure = f"pass cast=True to convert dtypes, {cure}"
+            elif left:
+                names = listing(fold(left), limit=2)
+                lines.append(f"cast=True would not help {names}: change the target.")
         if not source.migrates:
             lines += [*advice, f"{cure[0].upper()}{cure[1:]}"]
             raise CheckpointError("\n".join(lines), paths=report.misfits)
@@ -323,11 +328,9 @@ def _is_unlike(report: LoadReport) -> bool:
     return not report.restored and bool(report.unexpected or report.misshaped)
 
 
-def _fits_if_cast(source: Source, report: LoadReport, wanted: Wanted) -> bool:
-    """Return whether ``cast=True`` is all that a load lacks."""
-    if wanted.cast or source.problems.texts:
-        return False
-    return decided(source, dataclasses.replace(wanted, cast=True)).fits
+def _if_cast(source: Source, wanted: Wanted) -> LoadReport:
+    """Return what a load with ``cast=True`` would be."""
+    return decided(source, dataclasses.replace(wanted, cast=True))
 
 
 def _call(source: Source, report: LoadReport, wanted: Wanted) -> Iterator[str]:
@@ -335,7 +338,11 @@ def _call(source: Source, report: LoadReport, wanted: Wanted) -> Iterator[str]:
     stored = source.first.stored
     if report.missing and (text := all_shards(stored)):
         yield text
-    elif report.retyped and _fits_if_cast(source, report, wanted):
+    elif (
+        report.retyped
+        and not (wanted.cast or source.problems.texts)
+        and _if_cast(source, wanted).fits
+    ):
         (path, (there, like)), *others = report.retyped.items()
         yield (
             f"{plural(1 + len(others), 'leaf')} of another dtype: pass cast=True to "

@@ -25,6 +25,7 @@ from treeadapt.migrations.tables.published import (
 )
 from treeadapt.migrations.templates import Template
 from treeadapt.text.names import listing
+from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array
 
 _OF_FOLDERS = (safetensors_file.INDEX, torch_file.INDEX)  # named by their folder
@@ -41,8 +42,9 @@ def next_call(
         random: paths of the target's random state, which published weights lack.
     """
     name = "tree" if _is_tree(stored) else listing([str(stored.path)])
-    wanted = [path for path, leaf in likes.items() if is_array(leaf)]
-    if parts := _parts_like(stored.table, wanted):
+    wanted = {path: leaf.shape for path, leaf in likes.items() if is_array(leaf)}
+    there = {path: leaf.array.shape for path, leaf in stored.table.items()}
+    if parts := _parts_like(there, wanted):
         keys = parts[0].split("/")
         nested = "".join(f"{{{key!r}: " for key in keys) + "target" + "}" * len(keys)
         got = "".join(f"[{key!r}]" for key in keys)
@@ -51,10 +53,12 @@ def next_call(
             f"All leaves of the target are below {parts[0]!r} in it{others}: "
             f"ta.load({name}, {nested}, where={parts[0]!r}){got}."
         )
-    if parts := _parts_like(wanted, stored.table):
+    if parts := _parts_like(wanted, there):
+        what = f"one part of the target, {parts[0]!r}"
+        if len(parts) > 1:
+            what = f"{len(parts)} parts of the target, {listing(parts, limit=3)}"
         return (
-            f"It has the names of one part of the target, {parts[0]!r}: "
-            f"ta.load({name}, part), with that part alone."
+            f"It has the names of {what}: ta.load({name}, part), with that part alone."
         )
     if shipped := [*_shipped(stored, likes, {*random})]:
         calls = (f"ta.load({name}, target, {arguments})" for arguments in shipped)
@@ -94,11 +98,13 @@ def tables_that_take(stored: Stored, migration: Any) -> list[str]:
     ]
     if not fitting:
         return []
-    calls = " or ".join(f"migration={name!r}" for name in fitting)
+    calls = " or ".join(
+        worded(f"migration={name!r}", f"--migration {name}") for name in fitting
+    )
+    more = f", or from ta.load_migration({fitting[0]!r}, config=..., sizes=...)"
     return [
         f"By the names in it, {calls} fits. Sizes that shapes leave open come from a "
-        f"{CONFIG} in its folder, or from ta.load_migration({fitting[0]!r}, "
-        "config=..., sizes=...)."
+        f"{CONFIG} in its folder{worded(more, '')}."
     ]
 
 
@@ -132,15 +138,29 @@ def _is_tree(stored: Stored) -> bool:
     return stored.format in (TREE, SHAPES)
 
 
-def _parts_like(whole: Iterable[str], part: Iterable[str]) -> list[str]:
-    """Return the paths below which one set of names holds another, shortest first."""
-    names, wanted = {*whole}, [*part]
-    if not wanted or "" in wanted:
+def _parts_like(
+    whole: Mapping[str, tuple[int, ...]], part: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Return the paths below which one tree holds another, shortest first.
+
+    Shapes tell apart parts with the same names; the only part of these names is meant
+    in any case.
+
+    Args:
+        whole: shapes by path.
+        part: the same.
+    """
+    first = next(iter(part), "")
+    if "" in part or not first:
         return []
-    ending = f"/{wanted[0]}"
-    above = [name.removesuffix(ending) for name in names if name.endswith(ending)]
-    fitting = [p for p in above if all(f"{p}/{name}" in names for name in wanted)]
-    return sorted(fitting, key=lambda path: (path.count("/"), path != "params", path))
+    ending = f"/{first}"
+    above = [path.removesuffix(ending) for path in whole if path.endswith(ending)]
+    named = [p for p in above if all(f"{p}/{path}" in whole for path in part)]
+    fitting = [
+        p for p in named if all(whole[f"{p}/{x}"] == shape for x, shape in part.items())
+    ]
+    alike = fitting or (named if len(named) == 1 else [])
+    return sorted(alike, key=lambda path: (path.count("/"), path != "params", path))
 
 
 def _shipped(

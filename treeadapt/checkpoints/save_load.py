@@ -365,7 +365,7 @@ def _source(
         return source_that_fits(stored, tables, wanted)
     source = source_of(stored, tables[0], wanted.likes, cast=wanted.cast)
     if not {"unmatched", "unused"}.isdisjoint(source.problems.texts):
-        source.problems.advice += tables_that_take(stored, migration)
+        source.problems.advice += tables_that_take(stored, tables[0].published)
     return relevant(source, wanted), None
 
 

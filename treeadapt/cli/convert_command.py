@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from treeadapt.checkpoints import locating, orbax_folder, save_load
 from treeadapt.checkpoints.decoding import may_be_quantized
 from treeadapt.checkpoints.leaves import stored_form
+from treeadapt.checkpoints.next_call import tables_that_take
 from treeadapt.checkpoints.quantization_config import (
     DTYPE_KEYS,
     QUANTIZATION_KEYS,
@@ -269,7 +270,11 @@ def fitting_migration(
     fitting: dict[str, tuple[Migration, MigrationPlan]] = {}
     misses: list[str] = []
     for file in files:
-        table = read_migration(file, *checkpoints, reverse=reverse)
+        try:
+            table = read_migration(file, *checkpoints, reverse=reverse)
+        except MigrationError as error:
+            hints = tables_that_take(stored, file) if len(files) == 1 else []
+            raise MigrationError("\n".join([str(error), *hints])) from None
         plan, faults = planned(table, stored, target)
         wrong = [each for each in faults if each.kind not in MILD]
         if not wrong:
@@ -283,7 +288,8 @@ def fitting_migration(
             f"{listing(fitting)} fit, and which is meant is not known. Name that one."
         )
     if not fitting:
-        raise MigrationError(" | ".join(misses))
+        hints = tables_that_take(stored, table.published) if len(files) == 1 else []
+        raise MigrationError("\n".join([" | ".join(misses), *hints]))
     ((file, (table, plan)),) = fitting.items()
     return file, table, plan
 

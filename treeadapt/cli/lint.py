@@ -107,13 +107,18 @@ def _rows_in_file(
 
     None for a row of the way back that drops what the file adds.
     """
-    if not names["reverse"]:
-        yield from range(len(plan.rows))
-        return
     forwards = migration_findings.read_migration(file, names["tree"], names["target"])
+    places: list[int] = []
+    end = 0
+    for table in forwards.tables:
+        start, end = end, end + len(table.rows) + len(table.omitted)
+        omitted = {start + place for place in table.omitted}
+        places += (place for place in range(start, end) if place not in omitted)
+    if not names["reverse"]:
+        yield from places
+        return
+    in_file = [*zip(places, forwards.rows, strict=True)]
     place_of = {
-        row.reversed(): place
-        for place, row in reversed([*enumerate(forwards.rows)])
-        if leads_back(row)
+        row.reversed(): place for place, row in reversed(in_file) if leads_back(row)
     }
     yield from map(place_of.get, plan.rows)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
+from treeadapt.checkpoints.next_call import tables_that_take
 from treeadapt.checkpoints.record import Stored
 from treeadapt.cli.options import CHECK, ONE_WAY
 from treeadapt.errors import MigrationError
@@ -19,6 +20,8 @@ from treeadapt.migrations.plan_text import noted_lines, pairs_text
 from treeadapt.reports.summary import Finding
 from treeadapt.text.names import fold, listing
 from treeadapt.trees.views import view_tree
+
+_OF_NAMES = ("unmatched", "unused")  # findings that another table may not have
 
 
 def read_migration(
@@ -64,6 +67,8 @@ def planned(
     for text, places in fold(text for _, text, _ in each).items():
         kind, _, row = each[places[0]]
         faults.append(Finding(kind, None, text, numbers.get(id(row))))
+    if isinstance(source, Stored) and any(x.kind in _OF_NAMES for x in faults):
+        advice += tables_that_take(source, migration.published)
     faults += [Finding("unused", None, text) for text in advice if faults]
     lost = [path for path in plan.one_way if path not in plan.noted]
     if not faults and lost:

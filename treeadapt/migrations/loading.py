@@ -124,7 +124,8 @@ def _read(
     flags = (
         {} if config is None else stated_flags(filter(None, map(_key, rows)), config)
     )
-    known = [_with_flags(row, flags) for row in rows if flags.get(_key(row), True)]
+    omitted = [n for n, row in enumerate(rows) if not flags.get(_key(row), True)]
+    known = [_with_flags(row, flags) for n, row in enumerate(rows) if n not in omitted]
     try:
         migration = Migration(known, sizes={**sizes, **used}, new=new)
     except MigrationError as error:
@@ -134,10 +135,10 @@ def _read(
     texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
     texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
-    migration.bases = (base,) if base else ()
+    migration.bases, migration.published = (base,) if base else (), name
     counted = {} if config is None else stated_sizes(counts, config)
     migration.counts = tuple(Count.of(*each, counted) for each in counts.items())
-    migration.shared_sizes = frozenset(keys)
+    migration.shared_sizes, migration.omitted = frozenset(keys), tuple(omitted)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
     return migration
 

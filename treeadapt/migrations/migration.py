@@ -88,9 +88,11 @@ class Migration:
 
     # Of the class, because pickles of 0.3.0 have none of these.
     origin: str = ""
+    published: str = ""  # the name of a published table, if it is one
     bases: tuple[BaseTable, ...] = ()
     counts: tuple[Count, ...] = ()
     shared_sizes: frozenset[str] = frozenset()
+    omitted: tuple[int, ...] = ()  # rows of its file that a configuration leaves out
 
     def __init__(
         self,

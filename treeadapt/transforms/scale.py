@@ -118,9 +118,11 @@ def _warn_of_rates(values: Sequence[Any]) -> None:
         warnings.warn(
             f"The largest factor of scale_by_rules is {max(numbers):g}. Factors "
             "multiply the updates: after optax.adam(1e-3), the factor 1e-4 trains at "
-            "1e-7. Write them relative to the optimizer's rate, such as 0.1 and 1.0; "
-            "or rates, with a minus, after a transformation without one: optax.chain("
-            'optax.scale_by_adam(), ta.scale_by_rules({"**": -1e-4})).',
+            "1e-7. Write them relative to the optimizer's rate, such as 0.1 and 1.0. "
+            "They are rates after an optimizer whose own is 1.0, as in optax.chain("
+            'optax.adam(1.0), ta.scale_by_rules({"**": 1e-4})), where this warning is '
+            "of no concern; or, with a minus, after one without a rate, as "
+            "optax.scale_by_adam().",
             TreeAdaptWarning,
             stacklevel=4,
         )
