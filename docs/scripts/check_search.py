@@ -27,7 +27,7 @@ QUERIES = {
     "lora": "recipes/lora",
     "muon": "recipes/muon",
     "resume training": "recipes/optimizer-checkpoint",
-    "logits differ": "recipes/wrong-rows",
+    "logits differ": "recipes/drafting",
     "multi_transform": "selectors-and-rules",
     "match_partition_rules": "sharding",
     "rename parameters": "recipes/refactoring",
