@@ -19,6 +19,8 @@ import treeadapt as ta
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.append(str(REPOSITORY / ".ci" / "oracles"))
+sys.path.append(str(REPOSITORY / "docs" / "scripts"))
+import cards  # noqa: E402
 from common import FOLDER, config_of, digest, weights_of  # noqa: E402
 
 TABLES = {
@@ -94,3 +96,32 @@ def test_the_page_lists_every_table():
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     page = (REPOSITORY / "docs" / "recipes" / "published.md").read_text("utf-8")
     assert f"\n{table}\n" in page, f"Write this into published.md:\n{table}"
+
+
+def test_the_page_of_cards_is_that_of_the_tables():
+    assert cards.PAGE.read_text("utf-8") == cards.page(), "Run docs/scripts/cards.py."
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_card_names_all_that_a_table_says_of_a_file(name):
+    table = TABLES[name]
+    result = invoke("tables", name)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert lines[0] == name
+    for row in table["rows"]:
+        dropped = row.get("drop", [])
+        for path in [dropped] if isinstance(dropped, str) else dropped:
+            assert any(path.rpartition("}")[2] in line for line in lines)
+    assert any(table["oracle"] in line for line in lines)
+    for key in ("config", "counts"):
+        stated = (
+            it if isinstance(it, str) else it[0] for it in table.get(key, {}).values()
+        )
+        assert all(any(each in line for line in lines) for each in stated)
+
+
+def test_a_card_of_no_table_is_an_error():
+    result = invoke("tables", "tunix/qwen33")
+    assert result.exit_code == 2
+    assert "Near it: 'qwen3'" in result.output

@@ -168,22 +168,36 @@ def explain(**arguments: Any) -> None:
 
 
 @options.command(
-    "List the published tables.",
+    "List the published tables, or show one.",
     "tables",
     "tables tunix",
+    "tables tunix/qwen3",
 )
-@click.argument("layout", metavar="[LAYOUT]", required=False)
-@options.one_of("text", "json")
+@click.argument("name", metavar="[LAYOUT[/TYPE]]", required=False)
 @options.shared
-def tables(layout: str | None, form: str | None) -> None:
-    """List the published tables, of LAYOUT alone if it is named.
+def tables(name: str | None) -> None:
+    """List the published tables, those of a LAYOUT, or show the one of a model TYPE.
 
     A table moves published weights into the model of another library, and back: name it
     as --migration LAYOUT/TYPE, or LAYOUT where a config.json is next to the weights.
     """
-    from treeadapt.cli.printing import print_published
+    from treeadapt.cli.printing import print_table
+    from treeadapt.migrations.tables.card import card
+    from treeadapt.migrations.tables.published import find, published, tables_of
 
-    print_published(layout, form)
+    if name is not None and "/" in name:
+        table = find(name)
+        rows = [
+            (heading * (number == 0), line)
+            for heading, lines in card(table).items()
+            for number, line in enumerate(lines)
+        ]
+        print_table((table.name, ""), rows)
+        return
+    chosen = [*published().values()] if name is None else [tables_of(name)]
+    every = dict.fromkeys(table for types in chosen for table in types.values())
+    rows = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
+    print_table(("table", "compared with", "model types"), rows)
 
 
 @options.command(

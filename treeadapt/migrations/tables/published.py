@@ -48,6 +48,11 @@ class PublishedTable(NamedTuple):
     model_types: tuple[str, ...]
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """What its file has."""
+        return _TABLE.read(self.file)
+
+    @property
     def sha256(self) -> str:
         """The hash of its file, which a table that begins with it may state."""
         text = self.file.read_bytes().replace(b"\r\n", b"\n")
