@@ -187,12 +187,12 @@ def tables(name: str | None) -> None:
 
     if name is not None and "/" in name:
         table = find(name)
-        rows = [
+        lines = [
             (heading * (number == 0), line)
-            for heading, lines in card(table).items()
-            for number, line in enumerate(lines)
+            for heading, texts in card(table).items()
+            for number, line in enumerate(texts)
         ]
-        print_table((table.name, ""), rows)
+        print_table((table.name, ""), lines)
         return
     chosen = [*published().values()] if name is None else [tables_of(name)]
     every = dict.fromkeys(table for types in chosen for table in types.values())
