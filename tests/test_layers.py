@@ -259,20 +259,47 @@ SHARED = {
 }
 
 
+def pages_on_design() -> Iterator[str]:
+    yield (REPOSITORY / "docs" / "design.md").read_text("utf-8")
+    for page in sorted((REPOSITORY / "docs" / "design").glob("*.md")):
+        yield page.read_text("utf-8")
+
+
+def defined_in(file: Path) -> set[str]:
+    """Names of classes, functions, variables and fields, at any depth."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
 def test_the_pages_on_design_name_files_that_exist():
     folders = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
-    pages = [
-        REPOSITORY / "docs" / "design.md",
-        *(REPOSITORY / "docs" / "design").glob("*.md"),
-    ]
     names = {
         name
-        for page in pages
-        for name in re.findall(r"`(\w+(?:/\w+)+)`", page.read_text())
+        for page in pages_on_design()
+        for name in re.findall(r"`(\w+(?:/\w+)+)`", page)
         if name.split("/")[0] in folders
     }
     assert len(names) > 50
     assert sorted(n for n in names if not (PACKAGE / f"{n}.py").exists()) == []
+
+
+def test_the_pages_on_design_name_what_is_in_these_files():
+    pairs = {
+        pair
+        for page in pages_on_design()
+        for pair in re.findall(r"`([\w.]+)`,?\s(?:in|of)\s`(\w+(?:/\w+)+)`", page)
+    }
+    assert len(pairs) > 15
+    assert [
+        (name, file)
+        for name, file in sorted(pairs)
+        if not {*name.split(".")} <= defined_in(PACKAGE / f"{file}.py")
+    ] == []
 
 
 def test_no_two_classes_and_no_two_functions_have_one_name():
