@@ -11,6 +11,7 @@ from typing import Any
 
 from treeadapt.migrations.files import MIGRATION_FILE, lines_of_table
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.rows import SPLIT
 from treeadapt.porting.drafts.checking import (
     ANSWERED,
     DraftCheck,
@@ -20,7 +21,12 @@ from treeadapt.porting.drafts.checking import (
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.porting.drafts.stated import sizes_at
-from treeadapt.porting.drafts.writing import WrittenRow, WrittenSizes, alone
+from treeadapt.porting.drafts.writing import (
+    ESCAPED_SPLIT,
+    WrittenRow,
+    WrittenSizes,
+    alone,
+)
 from treeadapt.text.data_files import VERSION
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import first_rows, fold, listing, plural
@@ -320,7 +326,7 @@ def dropping(paths: Sequence[str]) -> Iterator[WrittenRow]:
             else:
                 text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
         row = DraftRow((), (), {}, ((tuple(members), ()),), "values")
-        yield WrittenRow((text.replace(" : ", r" \: "),), (), {}, row)
+        yield WrittenRow((text.replace(SPLIT, ESCAPED_SPLIT),), (), {}, row)
 
 
 def _listed(texts: Iterable[str], limit: int = 200) -> list[str]:

@@ -7,16 +7,19 @@ The first row that matches takes a leaf. A number that both paths have is writte
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row
-from treeadapt.porting.drafts.writing import WrittenRow
+from treeadapt.porting.drafts.rows import DraftRow, Hole
+from treeadapt.porting.drafts.writing import WrittenRow, is_any_text
 from treeadapt.text.names import listing
 
-_CAPTURE = re.compile(r"(?<!\\)\{([^\W\d]\w*)(?:\+([0-9]+))?\}")
+_WORD = re.compile(r"\w+")
 
 
 def rows_apart(
@@ -102,51 +105,37 @@ def _narrowed(row: WrittenRow, read: Row, strays: Sequence[str]) -> WrittenRow |
         for address in read.sources:
             for name, value in (address.path.match(path) or {}).items():
                 texts.setdefault(name, {})[str(value)] = None
-    paths, axes = zip(
-        *(text.partition(" : ")[::2] for text in (*row.sources, *row.targets)),
-        strict=True,
-    )
-    shifts = [dict(_CAPTURE.findall(path)) for path in paths]
-    names = [
-        name
-        for name in shifts[0]
-        if all(
-            _CAPTURE.findall(path).count((name, own.get(name))) == 1
-            for path, own in zip(paths, shifts, strict=True)
-        )
-        and not any(re.search(rf"\b{name}\b", text) for text in axes)
-        and all(re.fullmatch(r"\w+", text) for text in texts.get(name, ()))
-    ]
-
-    for chosen in [*([name] for name in names), names]:
-        lists = {name: sorted(texts[name], key=_in_length) for name in chosen}
-        narrow = [
-            _listed(text, shift, lists)
-            for text, shift in zip((*row.sources, *row.targets), shifts, strict=True)
-        ]
-        count = len(row.sources)
-        # A number that is not the same on both sides is a list on both, by place.
-        is_shifted = any(shift[name] for shift in shifts for name in chosen)
-        targets = tuple(narrow[count:]) if is_shifted else row.targets
-        narrower = dataclasses.replace(
-            row, sources=tuple(narrow[:count]), targets=targets
-        )
+    values = {
+        atom: sorted(texts.get(row.spelling.names[atom], ()), key=_in_length)
+        for atom in _captured(row.row)
+    }
+    atoms = [atom for atom, every in values.items() if all(map(_WORD.fullmatch, every))]
+    for chosen in [*([atom] for atom in atoms), atoms]:
+        narrower = row.respelled(lists={atom: values[atom] for atom in chosen})
         if chosen and not any(map(narrower.read.takes, strays)):
             return narrower
     return None
 
 
+def _captured(row: DraftRow) -> list[int]:
+    """Return the atoms that are one number or text of each path, and of no axis."""
+    axes = itertools.chain(*(axis for place in row.places for axis in place.axes))
+    of_axes = {atom for part in axes for atom in part}
+    every = [
+        Counter(
+            token.atoms[0]
+            for token in place.tokens
+            if isinstance(token, Hole) and len(token.atoms) == 1
+            if not token.texts or is_any_text(token, row, place)
+        )
+        for place in row.places
+    ]
+    return [
+        atom
+        for atom in every[0]
+        if atom not in of_axes and all(counts[atom] == 1 for counts in every)
+    ]
+
+
 def _in_length(text: str) -> tuple[int, str]:
     return len(text), text
-
-
-def _listed(
-    text: str, shifts: Mapping[str, str], lists: Mapping[str, Sequence[str]]
-) -> str:
-    """Return an address with lists of values for some captures, shifted as these."""
-    for name, values in lists.items():
-        shift = shifts[name]
-        capture = f"{name}+{shift}" if shift else name
-        own = [str(int(value) + int(shift)) for value in values] if shift else values
-        text = text.replace(f"{{{capture}}}", f"{{{name}={','.join(own)}}}")
-    return text

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.rows import Row, parse_row
+from treeadapt.migrations.rows import SPLIT, Row, parse_row
 from treeadapt.porting.drafts.factors import read_factor
 from treeadapt.porting.drafts.merging import open_atoms
 from treeadapt.porting.drafts.rows import (
@@ -23,6 +23,8 @@ from treeadapt.porting.drafts.stated import NOTHING, ModelConfig
 
 _LETTERS = "abcdefgijkmnopqrstuwxyz"
 _COUNT = range(10**6)
+#: What separates axes from a path, where it is a part of the path.
+ESCAPED_SPLIT = SPLIT.replace(":", r"\:")
 _FIRST = "dense"  # layers before those that are counted from there
 _NEAR = {  # the word before a number
     "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
@@ -52,6 +54,21 @@ _HEADS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Spelling:
+    """How numbers and axes are written in the addresses of a row.
+
+    Attributes:
+        names: of atoms.
+        lists: values of numbers by atom, of which no others are to match.
+        sizes: names of sizes, by what they add to the number of a source.
+    """
+
+    names: Mapping[int, str]
+    lists: Mapping[int, Sequence[str]] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class WrittenRow:
     """A row as ``Migration`` takes it, and what it was.
 
@@ -60,12 +77,22 @@ class WrittenRow:
         targets: addresses.
         operations: beside the targets.
         row: what it says.
+        spelling: of the addresses.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     operations: dict[str, Any]
     row: DraftRow
+    spelling: Spelling = Spelling({})
+
+    def respelled(self, **changes: Any) -> WrittenRow:
+        """Return it with other fields of ``spelling``."""
+        spelling = dataclasses.replace(self.spelling, **changes)
+        sources, targets = _addresses(self.row, spelling)
+        return dataclasses.replace(
+            self, sources=sources, targets=targets, spelling=spelling
+        )
 
     @property
     def pair(self) -> tuple[Any, Any]:
@@ -166,28 +193,34 @@ def with_first_layers(
 
     As of the dense layers before the others, whose count no shape shows.
     """
-    counts = {
-        count
-        for each in rows
-        for count in _first_counts(each.row, rows)
-        if any(f"+{count}}}" in text for text in each.sources)
-    }
+    counts_of = [_added(each) & _first_counts(each.row, rows) for each in rows]
+    counts = {count for counts in counts_of for count in counts}
     if len(counts) != 1:
         return [*rows], of_rows
     (count,) = counts
     key = stated.first.get(count, "")
 
     def named(each: WrittenRow) -> WrittenRow:
-        if count not in _first_counts(each.row, rows):
-            return each
-        old, new = f"+{count}}}", f"+{_FIRST}}}"
-        texts = tuple(text.replace(old, new) for text in each.sources)
         row = each.row if key else each.row.marked("sizes")
-        return dataclasses.replace(each, sources=texts, row=row)
+        return dataclasses.replace(each, row=row).respelled(sizes={count: _FIRST})
 
     keys = of_rows.keys | ({_FIRST: key} if key else {})
     sizes = {**of_rows.sizes, _FIRST: count}
-    return [*map(named, rows)], WrittenSizes(sizes, keys, of_rows.open | {_FIRST})
+    texts = [
+        named(each) if own else each for each, own in zip(rows, counts_of, strict=True)
+    ]
+    return texts, WrittenSizes(sizes, keys, of_rows.open | {_FIRST})
+
+
+def _added(each: WrittenRow) -> set[int]:
+    """Return what is added to numbers of the sources of a row."""
+    return {
+        token.shift
+        for place in each.row.sources
+        for token in place.tokens
+        if isinstance(token, Hole) and len(token.atoms) == 1 and not token.texts
+        if token.atoms[0] not in each.spelling.lists
+    }
 
 
 def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
@@ -326,16 +359,9 @@ def _written(
 ) -> WrittenRow:
     if row.is_rest:
         return WrittenRow(("{rest:**}",), ("{rest}",), {}, row)
+    spelling = Spelling(names)
+    sources, targets = _addresses(row, spelling)
     factor = read_factor(row, names)
-    is_plain = len(row.sources) == len(row.targets) == 1 and _is_renaming(row)
-    sources, targets = (
-        # A power is of an axis, so the axes of what is multiplied by one are written.
-        tuple(
-            _address(each, names, row, with_axes=not is_plain or factor.has_powers)
-            for each in side
-        )
-        for side in (row.sources, row.targets)
-    )
     operations: dict[str, Any] = {"add": True} if row.is_sum else {}
     if isinstance(factor.value, str):
         operations["scale"] = factor.value
@@ -361,7 +387,24 @@ def _written(
         undo |= {"offset": -row.offset} if row.offset else {}
         undo |= {"cast": [*reversed(row.cast)]} if row.cast else {}
         operations = {"undo": undo}
-    return WrittenRow(sources, targets, operations, row)
+    return WrittenRow(sources, targets, operations, row, spelling)
+
+
+def _addresses(
+    row: DraftRow, spelling: Spelling
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the addresses of both sides."""
+    is_plain = len(row.sources) == len(row.targets) == 1 and _is_renaming(row)
+    # A power is of an axis, so the axes of what is multiplied by one are written.
+    with_axes = not is_plain or read_factor(row, spelling.names).has_powers
+    sources, targets = (
+        tuple(
+            _address(each, row, spelling, is_target=is_target, with_axes=with_axes)
+            for each in side
+        )
+        for is_target, side in zip((False, True), row.sides, strict=True)
+    )
+    return sources, targets
 
 
 def _padded(
@@ -388,32 +431,65 @@ def _is_renaming(row: DraftRow) -> bool:
 
 
 def _address(
-    place: DraftAddress, names: Mapping[int, str], row: DraftRow, *, with_axes: bool
+    place: DraftAddress,
+    row: DraftRow,
+    spelling: Spelling,
+    *,
+    is_target: bool,
+    with_axes: bool,
 ) -> str:
-    path = "".join(_token(token, names, row, place) for token in place.tokens)
-    path = path.replace(" : ", r" \: ")
+    path = "".join(
+        _token(token, row, place, spelling, is_target=is_target)
+        for token in place.tokens
+    )
+    path = path.replace(SPLIT, ESCAPED_SPLIT)
     if not with_axes:
         return path
-    axes = (_axis(axis, names, place.before) for axis in place.axes)
-    return f"{path} : {' '.join(axes)}"
+    axes = (_axis(axis, spelling.names, place.before) for axis in place.axes)
+    return f"{path}{SPLIT}{' '.join(axes)}"
 
 
 def _token(
-    token: str | Hole, names: Mapping[int, str], row: DraftRow, place: DraftAddress
+    token: str | Hole,
+    row: DraftRow,
+    place: DraftAddress,
+    spelling: Spelling,
+    *,
+    is_target: bool,
 ) -> str:
     if isinstance(token, str):
         return escaped(token)
     if len(token.atoms) > 1:
-        return f"{{({' '.join(names[atom] for atom in token.atoms)})}}"
-    name = names[token.atoms[0]]
-    is_same = all(token.texts == each for each in _lists(row, token.atoms[0]))
-    may_lack = token.atoms[0] in row.bare or place in row.targets
-    if token.is_text and is_same and may_lack:
+        return f"{{({' '.join(spelling.names[atom] for atom in token.atoms)})}}"
+    (atom,) = token.atoms
+    name = spelling.names[atom]
+    values = spelling.lists.get(atom, ())
+    # A number that is not the same on both sides is a list on both, by place.
+    if values and (not is_target or _has_shift(row, spelling.lists)):
+        own = [str(int(n) + token.shift) for n in values] if token.shift else values
+        return f"{{{name}={','.join(own)}}}"
+    if is_any_text(token, row, place):
         return f"{{{name}}}"
     if token.texts:
         texts = (re.sub(r"[\\{},]", r"\\\g<0>", text) for text in token.texts)
         return f"{{{name}={','.join(texts)}}}"
-    return f"{{{name}+{token.shift}}}" if token.shift else f"{{{name}}}"
+    if not token.shift:
+        return f"{{{name}}}"
+    size = "" if is_target else spelling.sizes.get(token.shift, "")
+    return f"{{{name}+{size or token.shift}}}"
+
+
+def is_any_text(hole: Hole, row: DraftRow, place: DraftAddress) -> bool:
+    """Return whether a text is written without a list of what it may be."""
+    (atom,) = hole.atoms
+    is_same = all(hole.texts == each for each in _lists(row, atom))
+    return hole.is_text and is_same and (atom in row.bare or place in row.targets)
+
+
+def _has_shift(row: DraftRow, atoms: Collection[int]) -> bool:
+    tokens = (token for place in row.places for token in place.tokens)
+    holes = (token for token in tokens if isinstance(token, Hole) and token.shift)
+    return any(hole.atoms[0] in atoms for hole in holes)
 
 
 def escaped(text: str) -> str:
