@@ -1,7 +1,8 @@
 """Try the search of the built site: ``python docs/scripts/check_search.py FOLDER``.
 
 Runs the site's own JavaScript, with the index that Sphinx wrote, and says which page
-comes first for what people type. A query whose page is not the first is an error.
+comes first for what people type. A query whose page is not the first is an error, and
+so is a page that ``llms.txt`` does not list.
 """
 
 from __future__ import annotations
@@ -82,7 +83,13 @@ def main(site: Path) -> int:
             wrong += 1
             print(f"{query!r}: {pages[:3]} come first, {page!r} must")
     print(f"search: {len(QUERIES) - wrong} of {len(QUERIES)} queries find it first")
-    return 1 if wrong else 0
+    lines = (site / "llms.txt").read_text("utf-8").splitlines()
+    listed = {line.partition("](")[2].partition(")")[0] for line in lines[2:]}
+    sources = {str(file.relative_to(site)) for file in site.glob("_sources/**/*.txt")}
+    for page in sorted(listed ^ sources):
+        print(f"llms.txt and the pages differ: {page}")
+    print(f"llms.txt: {len(listed & sources)} of {len(sources)} pages")
+    return 1 if wrong or listed != sources else 0
 
 
 if __name__ == "__main__":
