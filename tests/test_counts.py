@@ -43,7 +43,9 @@ def last_layer(weights):
 
 
 @pytest.mark.parametrize(
-    ("layout", "model_type"), [table for table in TABLES if table[1] != "resnet"]
+    ("layout", "model_type"),
+    # The configuration of openpi has no sizes.
+    [table for table in TABLES if table[0] != "openpi"],
 )
 def test_every_table_knows_how_many_layers_there_should_be(layout, model_type):
     folder = FOLDER / model_type / "1"
@@ -91,6 +93,28 @@ def test_a_folder_that_lost_a_part_is_an_error_or_a_warning(tmp_path, kind, told
     assert not report.fits
     assert len(report.miscounted) == 1
     assert f"By config.json {report.miscounted[0]}." in str(report)
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ("stages.3.", r"len\(depths\) is 4, and the file has 3 stages: 0, 1, 2;"),
+        ("stages.3.layers.2.", r"depths\.3 is 3, and the file has 2 layers: 0, 1[.]"),
+    ],
+)
+def test_a_list_counts_its_entries_and_each_of_them(tmp_path, lost, told):
+    resnet = FOLDER / "resnet" / "1"
+    weights = {k: v for k, v in weights_of(resnet).items() if lost not in k}
+    folder = published(tmp_path, weights, config_of(resnet))
+    with pytest.raises(ta.MigrationError, match=told):
+        ta.load(folder, migration="flax")
+
+
+def test_a_list_is_not_a_size(tmp_path):
+    text = 'version = 1\n[config]\nh = "depths"\n[[rows]]\nfrom = "w"\nto = "v"\n'
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(ta.MigrationError, match="integer above 0"):
+        ta.load_migration(tmp_path / "own.toml", config={"depths": [3, 4]})
 
 
 def test_layers_that_a_row_drops_are_not_said_to_be_missing_in_the_file(tmp_path):

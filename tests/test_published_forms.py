@@ -209,6 +209,24 @@ def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(
             untied(weights, target)
 
 
+def test_files_of_the_base_model_of_bart_lack_a_bias_of_zeros(tmp_path):
+    folder = FOLDER / "bart" / "1"
+    m, weights = ta.load_migration("flax", config=folder), weights_of(folder)
+    params = m(weights)
+    base = {k: v for k, v in weights.items() if k != "final_logits_bias"}
+    base = {name.removeprefix("model."): leaf for name, leaf in base.items()}
+    ta.save(tmp_path / "base", base, max_shard_bytes=2**20)
+    (tmp_path / "base" / "config.json").write_text((folder / "config.json").read_text())
+    loaded = ta.load(tmp_path / "base", params, migration="flax")
+    assert not loaded["final_logits_bias"].any()
+    assert not ta.tree_diff(m.inverse(loaded, base), base, values=True)
+    # Without a model to fill, it stays out; a file that has it gives its numbers.
+    assert "final_logits_bias" not in m(base)
+    assert params["final_logits_bias"].all()
+    assert m(weights, params)["final_logits_bias"].all()
+    assert m.inverse(params)["final_logits_bias"].all()
+
+
 # --- names in the header ---
 
 

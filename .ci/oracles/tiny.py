@@ -345,14 +345,14 @@ MODELS: dict[str, tuple[str, Any]] = {
         (
             {
                 "embedding_size": 6,
-                "hidden_sizes": [8, 12],
-                "depths": [2, 1],
+                "hidden_sizes": [8, 12, 16, 20],
+                "depths": [2, 1, 1, 3],
                 "num_labels": 7,
             },
             {
                 "embedding_size": 4,
-                "hidden_sizes": [12, 20],
-                "depths": [1, 3],
+                "hidden_sizes": [12, 20, 8, 16],
+                "depths": [1, 3, 2, 1],
                 "num_labels": 5,
             },
         ),

@@ -136,7 +136,9 @@ def _read(
     texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
     migration.bases, migration.published = (base,) if base else (), name
-    counted = {} if config is None else stated_sizes(counts, config)
+    counted = (
+        {} if config is None else stated_sizes(counts, config, measures_lists=True)
+    )
     migration.counts = tuple(Count.of(*each, counted) for each in counts.items())
     migration.shared_sizes, migration.omitted = frozenset(keys), tuple(omitted)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))

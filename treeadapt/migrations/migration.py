@@ -303,7 +303,11 @@ class Migration:
                 if path not in (likes or {}):
                     text = f"{listing([path])}, by the row {group.row.text!r:.200}"
                     problems.add("unseen", text, group.row, paths=[path])
-        needed = [path for path, filling in self._new.items() if filling != DROPPED]
+        needed = [
+            path
+            for path, filling in self._new.items()
+            if filling != DROPPED and path not in self._new_if_lacking
+        ]
         if needed and likes is None:
             cure = worded("Pass one: the model, or its shapes", "Name one, as --target")
             raise MigrationError(
@@ -347,7 +351,7 @@ class Migration:
         for (text, filling), matches in zip(self._new.items(), by_row, strict=True):
             if not matches and filling == DROPPED:
                 lost.append(text)
-            elif not matches:
+            elif not matches and text not in self._new_if_lacking:
                 problems.add("idle", listing([text]))
             for _, path, _ in matches:
                 new[path] = filling
@@ -355,6 +359,21 @@ class Migration:
                     text = f"{listing([path])}: {describe(left[path])}"
                     problems.add("blank", text, paths=[path])
         return new, tuple(lost)
+
+    @functools.cached_property
+    def _new_if_lacking(self) -> frozenset[str]:
+        """Entries of ``new`` for leaves that an optional row may fill."""
+        paths = [
+            target.path.text
+            for row in self._rows
+            if row.notes.optional
+            for target in row.targets
+        ]
+        return frozenset(
+            text
+            for text, entry in zip(self._new, self._added, strict=True)
+            if any(map(entry.takes, paths))
+        )
 
     @functools.cached_property
     def inverse(self) -> Migration:

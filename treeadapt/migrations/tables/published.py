@@ -157,15 +157,20 @@ def names_for(config: Config) -> list[str]:
 
 
 def stated_sizes(
-    keys_by_name: Mapping[str, str | list[str]], config: Config
+    keys_by_name: Mapping[str, str | list[str]],
+    config: Config,
+    *,
+    measures_lists: bool = False,
 ) -> dict[str, tuple[int, str]]:
     """Return the sizes that a configuration states, and the key of each.
 
     Args:
         keys_by_name: of ``[config]`` in a table: for the name of a size a key, with
             dots between those of nested ones, or ``"key / key"``, ``"key + key"``, or
-            several of these, of which the first counts that is there and not null.
+            several of these, of which the first counts that is there and not null. A
+            number in a key is a place in a list.
         config: the configuration.
+        measures_lists: whether a list stands for how many entries it has.
 
     Raises:
         MigrationError: it cannot be read, or a value is not a size.
@@ -176,6 +181,9 @@ def stated_sizes(
         for key in [keys] if isinstance(keys, str) else keys:
             sign = " + " if " + " in key else " / "
             values = [_value(fields, part) for part in key.split(sign)]
+            if measures_lists and any(isinstance(it, list) for it in values):
+                values = [len(it) if isinstance(it, list) else it for it in values]
+                key = f"len({key})"
             if None in values:
                 continue
             whole, *others = values
@@ -210,7 +218,10 @@ def stated_flags(keys: Iterable[str], config: Config) -> dict[str, bool]:
 
 def _value(fields: Any, key: str) -> Any:
     for part in key.split("."):
-        fields = fields.get(part) if isinstance(fields, Mapping) else None
+        if isinstance(fields, list) and part.isdecimal():
+            fields = dict(enumerate(fields)).get(int(part))
+        else:
+            fields = fields.get(part) if isinstance(fields, Mapping) else None
     return fields
 
 
