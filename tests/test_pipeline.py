@@ -155,6 +155,9 @@ def test_draft_prints_what_the_page_lists(files):
 
 def test_tables_prints_what_the_page_lists():
     assert {each["name"] for each in read("tables", "tunix")} > {"tunix/qwen3"}
+    (table,) = read("tables", "tunix/qwen3")
+    assert table["card"]
+    assert "no layout" in command.run("tables", "x/y", "--format", "json", code=2)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))

@@ -174,30 +174,17 @@ def explain(**arguments: Any) -> None:
     "tables tunix/qwen3",
 )
 @click.argument("name", metavar="[LAYOUT[/TYPE]]", required=False)
+@options.one_of("text", "json")
 @options.shared
-def tables(name: str | None) -> None:
+def tables(name: str | None, form: str | None) -> None:
     """List the published tables, those of a LAYOUT, or show the one of a model TYPE.
 
     A table moves published weights into the model of another library, and back: name it
     as --migration LAYOUT/TYPE, or LAYOUT where a config.json is next to the weights.
     """
-    from treeadapt.cli.printing import print_table
-    from treeadapt.migrations.tables.card import card
-    from treeadapt.migrations.tables.published import find, published, tables_of
+    from treeadapt.cli.printing import print_published
 
-    if name is not None and "/" in name:
-        table = find(name)
-        lines = [
-            (heading * (number == 0), line)
-            for heading, texts in card(table).items()
-            for number, line in enumerate(texts)
-        ]
-        print_table((table.name, ""), lines)
-        return
-    chosen = [*published().values()] if name is None else [tables_of(name)]
-    every = dict.fromkeys(table for types in chosen for table in types.values())
-    rows = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
-    print_table(("table", "compared with", "model types"), rows)
+    print_published(name, form)
 
 
 @options.command(

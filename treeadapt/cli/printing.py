@@ -18,7 +18,8 @@ from typing import Any
 import click
 from jax.sharding import PartitionSpec
 
-from treeadapt.migrations.tables.published import published, tables_of
+from treeadapt.migrations.tables.card import card
+from treeadapt.migrations.tables.published import find, published, tables_of
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.outline import Total, added, ends
@@ -109,21 +110,38 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         click.echo(line)
 
 
-def print_published(layout: str | None, form: str | None) -> None:
-    """Print the published tables.
+def print_published(name: str | None, form: str | None) -> None:
+    """Print the published tables, or the card of one.
 
     Args:
-        layout: of which; None for all.
+        name: of a layout, or of a table; None for all.
         form: ``"json"``, or anything else for a table.
 
     Raises:
-        MigrationError: there is no such layout.
+        MigrationError: there is no such layout or table.
     """
-    chosen = [*published().values()] if layout is None else [tables_of(layout)]
-    every = dict.fromkeys(table for types in chosen for table in types.values())
+    if name is not None and "/" in name:
+        every = [find(name)]
+        cards = [{"card": card(every[0])}]
+    else:
+        chosen = [*published().values()] if name is None else [tables_of(name)]
+        every = [*dict.fromkeys(x for types in chosen for x in types.values())]
+        cards = [{} for _ in every]
     if form == "json":
-        names = ("name", "oracle", "model_types", "sha256")
-        print_json([{name: getattr(one, name) for name in names} for one in every])
+        fields = ("name", "oracle", "model_types", "sha256")
+        print_json(
+            [
+                {field: getattr(one, field) for field in fields} | more
+                for one, more in zip(every, cards, strict=True)
+            ]
+        )
+    elif any(cards):
+        lines = [
+            (heading * (number == 0), line)
+            for heading, texts in cards[0]["card"].items()
+            for number, line in enumerate(texts)
+        ]
+        print_table((every[0].name, ""), lines)
     else:
         rows = [(one.name, one.oracle, ", ".join(one.model_types)) for one in every]
         print_table(("table", "compared with", "model types"), rows)
