@@ -29,7 +29,7 @@ def races() -> Iterator[Race]:
     yield from ()
 
 
-def figures(layers: Sequence[int] = (6, 25)) -> Iterator[Result]:
+def figures(layers: Sequence[int] = (6, 25, 125)) -> Iterator[Result]:
     """Measure searches for models of some numbers of layers, of four leaves each."""
     for count in layers:
         yield from _searched(count)

@@ -15,6 +15,7 @@ from matched import (
     Decoder,
     Encoder,
     Pair,
+    arrays,
     decoder,
     encoder,
     recurrent,
@@ -75,6 +76,57 @@ def test_a_llama_is_found_with_its_rotary_halves():
 def test_names_that_say_nothing_give_the_same_rows():
     pair = silent(decoder())
     assert_found(pair, pair.match())
+
+
+def residual(layers: int, order: tuple[int, ...] = ()) -> Pair:
+    """Equal residual layers, in which what flows soon stays as it is."""
+    x = np.random.default_rng(1).normal(size=(2, 8)).astype("f4")
+    shapes = {"norm.weight": (8,), "up.weight": (12, 8), "down.weight": (8, 12)}
+    source = {f"h.{n}.{k}": s for n in range(layers) for k, s in shapes.items()}
+    order = order or tuple(range(layers))
+    leaf = functools.partial(jax.ShapeDtypeStruct, dtype="float32")
+    block = {"scale": leaf((8,)), "in": leaf((8, 12)), "out": leaf((12, 8))}
+
+    def run(every, xp=np):
+        y = x
+        for scale, up, down in every:
+            normal = y / xp.sqrt((y**2).mean(-1, keepdims=True) + 1e-6) * scale
+            y = y + xp.tanh(normal @ up) @ down
+        return y
+
+    def reference(p):
+        return run(
+            (
+                p[f"h.{n}.norm.weight"],
+                p[f"h.{n}.up.weight"].T,
+                p[f"h.{n}.down.weight"].T,
+            )
+            for n in range(layers)
+        )
+
+    def model(p):
+        every = (p["blocks"][n] for n in order)
+        return run([(b["scale"], b["in"], b["out"]) for b in every], jnp)
+
+    target = {"blocks": [block] * layers}
+    return Pair("residual", arrays(source), target, jax.jit(model), reference)
+
+
+def test_deep_models_of_equal_layers_take_no_more_calls_than_shallow_ones():
+    few, many = (residual(layers).match() for layers in (3, 30))
+    assert_found(residual(30), many)
+    assert many.evaluations <= few.evaluations + 10
+    small, deep = (
+        decoder(Decoder(layers=n)).match(limit=400).evaluations for n in (2, 5)
+    )
+    assert deep <= small + 10
+
+
+def test_layers_may_be_in_another_order():
+    found = residual(5, order=(3, 1, 4, 0, 2)).match()
+    assert found.after < 1e-4
+    assert found.evaluations < 100
+    assert found.found or "no table says it" in found.why[-1]
 
 
 def test_the_head_may_be_a_copy_of_the_embedding():

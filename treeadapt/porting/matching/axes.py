@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from treeadapt.porting.drafts.rows import numberless
+from treeadapt.porting.matching.layers import layers_of
 from treeadapt.porting.matching.orders import KINDS, PLAIN, Blind, Ordering
 from treeadapt.porting.matching.pairs import (
     MOST_NOISE,
@@ -29,6 +30,8 @@ from treeadapt.porting.matching.sides import Base, ModelPart, Models, Spot, usua
 _MOST_ROUNDS = 40
 #: The largest difference of models that are said to be near.
 NEAREST = 0.05
+_NEARLY = 5  # times the least difference is as little
+_SURELY = 2e-6  # a difference that float32 does not round off in a tiny model
 _MOST_CHOICES = 3  # of a symmetry, before its pair is given up
 
 #: The orders of one pair that are left: of each place of the target.
@@ -64,6 +67,10 @@ class Axes:
     refused: str = "no order of axes answers right"
     tolerance: float = 0.0
 
+    def __post_init__(self) -> None:
+        sources, targets = zip(*self.pairing.pairs, strict=True)
+        self.layers = {**layers_of(sources), **layers_of(targets)}
+
     def solutions(self) -> Iterator[tuple[Moved, ...]]:
         """Yield orders for all pairs that answer right as a whole."""
         left: list[Choices] = []
@@ -72,20 +79,29 @@ class Axes:
             left.append(tuple(itertools.product(*each)))
             if not left[-1]:
                 raise DeadEndError(f"no axes lead from {source.path} to {target.path}")
-        self.tolerance = self._base(left, 0).tolerance
+        self.tolerance = self._base(left, 0).usual
         yield from self._solved(left, 0)
         raise DeadEndError(self.refused)
 
     def _solved(self, left: list[Choices], depth: int) -> Iterator[tuple[Moved, ...]]:
         """Yield what fits, choosing where nothing else tells orders apart."""
-        idle = 0
+        idle = refused = 0
         for kind in range(1, _MOST_ROUNDS):
             is_last = all(len(each) == 1 for each in left)
             if self._apart(left) <= (NEAREST if is_last else self.tolerance):
                 yield tuple(self._moved(left))
             if is_last or idle >= KINDS - 1:
                 break
-            fewer = self._shown(left, kind)
+            base = self._base(left, kind)
+            if base.noise > MOST_NOISE:
+                self.refused = (
+                    f"paired part by part, the answers differ by {base.noise:.2g}"
+                )
+                refused += 1
+                if refused > KINDS:
+                    break
+                continue
+            fewer = self._shown(base, left)
             if fewer is None:
                 return
             is_same = all(map(_same_length, left, fewer))
@@ -107,6 +123,10 @@ class Axes:
         paths = (source.path, *(each.path for each in target.places))
         return (*map(numberless, paths), source.shapes, target.shapes)
 
+    def _label(self, place: int) -> Hashable:
+        """Return what a pair has in common with those of other layers."""
+        return tuple(self.layers[slot].label for slot in self.pairing.pairs[place])
+
     def _moved(self, left: Sequence[Choices]) -> Iterator[Moved]:
         """Yield the first order of each pair, and whether another answers alike."""
         base = self._base([each[:1] for each in left], 0)
@@ -114,7 +134,7 @@ class Axes:
             first, *others = each
             most = max(PLAIN, *(order.cost for order in first))
             rivals = [c for c in others if max(o.cost for o in c) <= most]
-            doubts = self._right(base, place, tuple(rivals)) if rivals else ()
+            doubts = self._right(base, [place], tuple(rivals)) if rivals else ()
             yield Moved(*self.pairing.pairs[place], first, not doubts)
 
     def _apart(self, left: Sequence[Choices]) -> float:
@@ -128,44 +148,69 @@ class Axes:
                 new[place] = order(numbers)
         return Base(self.models, old, new).noise
 
-    def _shown(self, left: Sequence[Choices], kind: int) -> list[Choices] | None:
+    def _shown(self, base: Base, left: Sequence[Choices]) -> list[Choices] | None:
         """Return the orders that answer right when pairs are shown one by one."""
-        base = self._base(left, kind)
-        if base.noise > MOST_NOISE:
-            self.refused = (
-                f"paired part by part, the answers differ by {base.noise:.2g}"
-            )
-            return None if kind > KINDS else list(left)
         fewer = list(left)
-        known: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
+        alike_places: dict[Hashable, list[int]] = {}
         for place, each in enumerate(left):
-            if len(each) == 1:
-                continue
-            keys = known.get(self._key(place))
-            likely = tuple(c for c in each if keys and tuple(map(id, c)) in keys)
-            right = self._right(base, place, likely) if likely else ()
-            if len(right) < max(1, len(likely)):
-                right = self._right(base, place, each)
-            if not right:
-                source, target = self.pairing.pairs[place]
+            if len(each) > 1:
+                alike_places.setdefault((self._label(place), each), []).append(place)
+        for places in alike_places.values():
+            first, *others = places
+            each = left[first]
+            right = self._right(base, [first], each, MOST_NOISE)
+            # Those of other layers are likely alike, and all of them are asked at once.
+            alike = self._right(base, others, right) if others and right else ()
+            fewer[first] = alike or right
+            for place in others:
+                fewer[place] = alike or self._of_one(base, place, right, each)
+            refused = [place for place in places if not fewer[place]]
+            if refused:
+                source, target = self.pairing.pairs[refused[0]]
                 self.refused = f"no axes of {source.path} to {target.path} answer right"
                 return None
-            fewer[place] = right
-            known[self._key(place)] = {tuple(map(id, choice)) for choice in right}
         return fewer
 
-    def _right(self, base: Base, place: int, choices: Choices) -> Choices:
-        """Return those of some orders of a pair that answer like its source."""
-        source, target = self.pairing.pairs[place]
-        numbers = usual(source.shapes[0], self.rng)
-        wanted = base.old({source.places[0]: numbers})
-        right = []
+    def _of_one(
+        self, base: Base, place: int, likely: Choices, every: Choices
+    ) -> Choices:
+        """Return the orders of a pair that answer right, the likely ones first."""
+        right = self._right(base, [place], likely) if likely else ()
+        if len(right) < max(1, len(likely)):
+            right = self._right(base, [place], every, MOST_NOISE)
+        return right
+
+    def _right(
+        self,
+        base: Base,
+        places: Sequence[int],
+        choices: Choices,
+        rounded: float = 0.0,
+    ) -> Choices:
+        """Return those of some orders with which pairs answer like their sources.
+
+        Numbers that are shown may round by more than those of the base, up to
+        ``rounded``. Of orders that are near, those much farther than others are wrong,
+        or come last if the models differ by as much.
+        """
+        pairs = [self.pairing.pairs[place] for place in places]
+        numbers = [usual(source.shapes[0], self.rng) for source, _ in pairs]
+        wanted = base.old(
+            {source.places[0]: n for (source, _), n in zip(pairs, numbers, strict=True)}
+        )
+        errors = []
         for choice in choices:
-            pairs = zip(target.places, choice, strict=True)
-            shown = base.new({at: order(numbers) for at, order in pairs})
-            if base.apart(wanted, shown) <= base.tolerance:
-                right.append(choice)
-        return tuple(right)
+            shown = {
+                at: order(n)
+                for (_, target), n in zip(pairs, numbers, strict=True)
+                for at, order in zip(target.places, choice, strict=True)
+            }
+            errors.append(base.apart(wanted, base.new(shown)))
+        near = _NEARLY * min(errors, default=0.0)
+        most = min(max(base.usual, near), max(base.tolerance, rounded))
+        right = [(c, e) for c, e in zip(choices, errors, strict=True) if e <= most]
+        right.sort(key=lambda pair: pair[1] > max(near, _SURELY))
+        return tuple(choice for choice, _ in right)
 
     def _base(self, left: Sequence[Choices], kind: int) -> Base:
         """Ask both models with numbers of each pair that its orders do not change."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from treeadapt.porting.drafts.rows import numberless
 from treeadapt.porting.matching.cuts import Shape, could_be
+from treeadapt.porting.matching.layers import Layered, by_layer, layers_of
 from treeadapt.porting.matching.orders import (
     KINDS,
     Blind,
@@ -39,6 +41,7 @@ from treeadapt.text.names import natural
 #: The largest difference of answers with which models may still be the same one.
 MOST_NOISE = 3e-3
 _HOPELESS = 0.05  # a difference that other numbers will not make small
+_CONFIRMED = 1e-4  # a difference with which a guess is right
 _MOST_EXCHANGES = 16  # of tied parts, tried after what names say
 
 #: Paths of the target by path of the source, as names propose them.
@@ -211,7 +214,10 @@ def _split(
     rng: np.random.Generator,
 ) -> list[LikeParts]:
     """Split groups until no draw tells their parts apart."""
-    groups = list(groups)
+    layers = layers_of(slot for group in groups for slot in group.sources)
+    layers |= layers_of(slot for group in groups for slot in group.targets)
+    split = _Split(models, family, rng, layers)
+    groups = split.into_layers(groups)
     idle = refused = kind = 0
     while idle < KINDS and any(len(group.sources) > 1 for group in groups):
         kind += 1
@@ -224,14 +230,139 @@ def _split(
                     f"{base.noise:.2g}"
                 )
             continue
-        apart = [
-            part
-            for group in groups
-            for part in _parted(base, family, group, rng, kind + 1)
-        ]
+        apart = split.parted(base, groups, kind + 1)
         idle = idle + 1 if len(apart) == len(groups) else 0
         groups = apart
-    return groups
+    return split.with_idle_tied(groups) if split.has_guessed else groups
+
+
+@dataclasses.dataclass
+class _Split:
+    """What groups are split by: the answers, after guesses that they confirm."""
+
+    models: Models
+    family: OrderFamily
+    rng: np.random.Generator
+    layers: Mapping[ModelPart, Layered]
+    has_guessed: bool = False
+
+    def into_layers(self, groups: Sequence[LikeParts]) -> list[LikeParts]:
+        """Return the groups of each layer, where both sides have them in one order."""
+        by_layer = [self._by_layer(group) for group in groups]
+        every = [part for parts in by_layer for part in parts]
+        if len(every) == len(groups):
+            return [*groups]
+        self.has_guessed = True
+        if self._is_right(every):
+            return every
+        for place, parts in enumerate(by_layer):
+            if len(parts) > 1:
+                before = itertools.chain(*by_layer[:place])
+                if not self._is_right([*before, *parts, *groups[place + 1 :]]):
+                    by_layer[place] = [groups[place]]
+        return [part for parts in by_layer for part in parts]
+
+    def _by_layer(self, group: LikeParts) -> list[LikeParts]:
+        """Return the parts of each layer; the group if both sides have other counts."""
+        sides = [by_layer(s, self.layers) for s in (group.sources, group.targets)]
+        counts = [[len(slots) for slots in side] for side in sides]
+        if counts[0] != counts[1]:
+            return [group]
+        return [*map(LikeParts, *sides)]
+
+    def _is_right(self, groups: Sequence[LikeParts]) -> bool:
+        """Return whether the answers confirm a guess."""
+        base = blind_base(self.models, self.family, groups, self.rng, 0)
+        return base.noise <= _CONFIRMED
+
+    def parted(
+        self, base: Base, groups: Sequence[LikeParts], kind: int
+    ) -> list[LikeParts]:
+        """Return the groups of parts that change the answers alike.
+
+        The parts of one layer are asked. If those of the others may be split alike, and
+        the answers confirm it, they are not.
+        """
+        first: dict[Hashable, tuple[LikeParts, list[LikeParts]]] = {}
+        likely: list[list[LikeParts]] = []
+        for group in groups:
+            key = self._labels(group)
+            if len(group.sources) == 1:
+                likely.append([group])
+            elif key in first:
+                likely.append(self._like(group, first[key][1]))
+            else:
+                parts = _parted(base, self.family, group, self.rng, kind)
+                likely.append(parts)
+                first[key] = group, parts
+        every = [part for parts in likely for part in parts]
+        asked = {id(group) for group, _ in first.values()}
+        guessed = [
+            len(parts) > 1 and id(group) not in asked
+            for group, parts in zip(groups, likely, strict=True)
+        ]
+        if not any(guessed) or self._is_right(every):
+            return every
+        return [
+            part
+            for group, parts, is_guess in zip(groups, likely, guessed, strict=True)
+            for part in (
+                _parted(base, self.family, group, self.rng, kind) if is_guess else parts
+            )
+        ]
+
+    def with_idle_tied(self, groups: Sequence[LikeParts]) -> list[LikeParts]:
+        """Return groups in which parts on which no answer depends are together.
+
+        A guess that such a part is that of its layer was not confirmed by any answer.
+        """
+        base = blind_base(self.models, self.family, groups, self.rng, 0)
+        alone: dict[Hashable, list[LikeParts]] = {}
+        for group in groups:
+            if len(group.sources) == 1:
+                alone.setdefault(self._labels(group), []).append(group)
+        idle: dict[Hashable, list[LikeParts]] = {}
+        for each in (each for each in alone.values() if len(each) > 1):
+            numbers: dict[Spot, np.ndarray] = {}
+            for group in each:
+                drawn = self.family.drawn(group, self.rng, 1)
+                numbers |= drawn.of(0, group.sources[0])
+            change = base.old(numbers)
+            if base.apart(change, np.zeros_like(change)) <= base.tolerance:
+                shapes = each[0].sources[0].shapes, each[0].targets[0].shapes
+                idle.setdefault(shapes, []).extend(each)
+        gone = {id(group) for each in idle.values() for group in each}
+        ties = [
+            LikeParts(
+                tuple(slot for group in each for slot in group.sources),
+                tuple(slot for group in each for slot in group.targets),
+            )
+            for each in idle.values()
+        ]
+        return [*(group for group in groups if id(group) not in gone), *ties]
+
+    def _labels(self, group: LikeParts) -> Hashable:
+        """Return what groups of several layers have in common."""
+        sides = group.sources, group.targets
+        return tuple(
+            frozenset(Counter(self.layers[s].label for s in side).items())
+            for side in sides
+        )
+
+    def _like(self, group: LikeParts, parts: Sequence[LikeParts]) -> list[LikeParts]:
+        """Return the parts of a group, split like those of another layer."""
+        sides = []
+        for slots, each in (
+            (group.sources, [part.sources for part in parts]),
+            (group.targets, [part.targets for part in parts]),
+        ):
+            by_label = {self.layers[slot].label: slot for slot in slots}
+            if len(by_label) < len(slots):
+                return [group]
+            sides.append(
+                [tuple(by_label[self.layers[s].label] for s in part) for part in each]
+            )
+        return [*map(LikeParts, *sides)]
 
 
 def _parted(
@@ -242,42 +373,38 @@ def _parted(
     kind: int,
 ) -> list[LikeParts]:
     """Return the groups of parts that change the answers alike."""
-    if len(group.sources) == 1:
-        return [group]
     drawn = family.drawn(group, rng, kind)
-    clusters: list[tuple[np.ndarray, list[ModelPart], list[ModelPart]]] = []
-    for slot in group.sources:
-        change = base.old(drawn.of(0, slot))
-        near = _nearest(base, change, clusters)
-        if near is None:
-            clusters.append((change, [slot], []))
-        else:
-            clusters[near][1].append(slot)
-    rest: tuple[list[ModelPart], list[ModelPart]] = ([], [])
-    for slot in group.targets:
-        near = _nearest(base, base.new(drawn.of(1, slot)), clusters)
-        (rest[1] if near is None else clusters[near][2]).append(slot)
-    parts = []
-    for _, ones, twos in clusters:
+    changes = [(0, slot, base.old(drawn.of(0, slot))) for slot in group.sources]
+    changes += [(1, slot, base.new(drawn.of(1, slot))) for slot in group.targets]
+    parts, rest = [], LikeParts((), ())
+    for cluster in _clusters(base, changes):
+        ones, twos = (
+            tuple(slot for own, slot, _ in cluster if own == side) for side in (0, 1)
+        )
         if len(ones) == len(twos):
-            parts.append(LikeParts(tuple(ones), tuple(twos)))
+            parts.append(LikeParts(ones, twos))
         else:
-            rest[0].extend(ones)
-            rest[1].extend(twos)
-    if rest[0]:
-        parts.append(LikeParts(tuple(rest[0]), tuple(rest[1])))
-    return parts
+            rest = LikeParts(rest.sources + ones, rest.targets + twos)
+    return [*parts, *([rest] if rest.sources else [])]
 
 
-def _nearest(
-    base: Base,
-    change: np.ndarray,
-    clusters: Sequence[tuple[np.ndarray, list[ModelPart], list[ModelPart]]],
-) -> int | None:
-    """Return which cluster a change of the answers belongs to."""
-    errors = [base.apart(change, each) for each, *_ in clusters]
-    best = min(range(len(errors)), key=errors.__getitem__, default=None)
-    return best if best is not None and errors[best] <= base.tolerance else None
+def _clusters(
+    base: Base, changes: Sequence[tuple[int, ModelPart, np.ndarray]]
+) -> Iterator[list[tuple[int, ModelPart, np.ndarray]]]:
+    """Yield parts that change the answers alike, or nearly so, through others.
+
+    Two that are near a third are with it: the nearest alone might be another one.
+    """
+    left = list(changes)
+    while left:
+        cluster = [left.pop(0)]
+        for *_, change in cluster:
+            near = [base.apart(change, each[-1]) <= base.tolerance for each in left]
+            cluster += itertools.compress(left, near)
+            left = [
+                each for each, is_near in zip(left, near, strict=True) if not is_near
+            ]
+        yield cluster
 
 
 def _by_names(

@@ -26,6 +26,7 @@ Numbers: TypeAlias = Mapping["Spot", np.ndarray]
 Arrays: TypeAlias = dict[str, Any]
 
 _DTYPE = np.dtype("float32")
+_ROUNDED = 2e-5  # what changes of answers round by, relative to the answers
 
 
 class Stretch(NamedTuple):
@@ -219,7 +220,12 @@ class Base:
     @property
     def tolerance(self) -> float:
         """How far answers that are equal may be apart."""
-        return 30 * self.noise + 2e-5
+        return 30 * self.noise + _ROUNDED
+
+    @property
+    def usual(self) -> float:
+        """How far answers that are equal are apart in most cases."""
+        return 3 * self.noise + _ROUNDED
 
     def old(self, numbers: Numbers) -> np.ndarray:
         """Return how the old model's answers change with some numbers."""
