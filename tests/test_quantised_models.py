@@ -15,6 +15,7 @@ have scales of another dtype (lmdeploy#4276), so the table takes any.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ from sizes import slow_but
 
 import treeadapt as ta
 
-MIGRATIONS = Path(__file__).parents[1] / "docs" / "examples" / "migrations"
+#: Rows that multiply, for files that are read as they are stored.
+MIGRATIONS = Path(__file__).with_name("multiplied")
+#: Rows of the same for what is decoded.
+DECODED = Path(__file__).parents[1] / "docs" / "examples" / "migrations"
 BLOCK = 128
 FP8 = ml_dtypes.float8_e4m3fn
 
@@ -367,6 +371,25 @@ def test_values_are_those_of_the_formula(name, tmp_path):
         assert kind != "shards" or all(
             result[path].sharding == on_mesh[path].sharding for path in on_mesh
         )
+
+
+@each_model
+def test_rows_of_decoded_leaves_make_the_same_and_have_a_way_back(name, tmp_path):
+    """Those of ``docs/examples``; a way back gives what the codes and scales mean."""
+    sizes, model = TINY[name], name.removesuffix("-fp8")
+    leaves, folder = random_leaves(sizes.source()), tmp_path / "published"
+    ta.save(folder, leaves, max_shard_bytes=400_000)
+    stated = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+    config = {"dtype": "bfloat16", "quantization_config": stated}
+    (folder / "config.json").write_text(json.dumps(config))
+    m = ta.load_migration(DECODED / f"{model}-scanned.toml")
+    loaded = ta.to_flat_dict(ta.load(folder, sizes.target(), migration=m))
+    by_rows = ta.load_migration(MIGRATIONS / f"{name}-scanned.toml")
+    assert not ta.tree_diff(loaded, by_rows(leaves, sizes.target()), values=True)
+    assert not ta.tree_diff(m.inverse(loaded), ta.load(folder), values=True)
+    assert ta.read_metadata(DECODED / f"{model}.schema.toml") == ta.read_metadata(
+        folder
+    )
 
 
 def test_a_device_reads_the_blocks_that_it_needs():
