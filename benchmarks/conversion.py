@@ -101,7 +101,8 @@ def _synthetic(tree: Any, size: int) -> Iterator[Race]:
             "orbax.checkpoint.tree": lambda: ocp.tree.deserialize_tree(plain, tree),
         },
         baseline="flatten + unflatten",
-        targets={"treeadapt": Target(at_most=3)} if size >= 1_000 else {},
+        # Two trees are flattened, the target and the state: 1.4 to 1.7 of the floor.
+        targets={"treeadapt": Target(at_most=2.5)},
     )
     yield Race(
         topic=TOPIC,
@@ -120,7 +121,9 @@ def _synthetic(tree: Any, size: int) -> Iterator[Race]:
             "dm-tree": lambda: dm_tree.flatten_with_path(plain),
         },
         baseline="flatten + nested unflatten",
-        targets={"treeadapt": Target(at_most=1.1)},
+        # What is known of the structure is found by hash and comparison: a few
+        # microseconds, whatever the size, and a tenth of flattening.
+        targets={"treeadapt": Target(at_most=1.7 if size < 100 else 1.2)},
     )
 
 

@@ -1,7 +1,8 @@
 """The memory of a plan: published shapes on 2,048 devices, none of which exist.
 
-Next to it is the one part that is JAX's own, the shapes of the optimizer's state by
-``jax.eval_shape``: nobody knows these without it.
+And the carrying of a state to other params, which needs the same. Next to both is the
+one part that is JAX's own, the shapes of the optimizer's state by ``jax.eval_shape``:
+nobody knows these without it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
@@ -50,6 +52,27 @@ def races(dense: int = 126, sparse: int = 58) -> Iterator[Race]:
             baseline="jax.eval_shape(tx.init)",
             targets={"treeadapt": Target(at_most=2)},
         )
+    yield _carrying(16 * dense)
+
+
+def _carrying(layers: int) -> Race:
+    """Return the race of carrying a state, of which JAX's tracing is the floor."""
+    zeros = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32)}
+    params = {f"layers_{n}": dict(zeros) for n in range(layers)}
+    tx = optax.adamw(1e-4)
+    shapes = jax.eval_shape(tx.init, params)
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return Race(
+        topic=TOPIC,
+        work="carry the state of AdamW",
+        size=2 * layers,
+        contenders={
+            "treeadapt": lambda: ta.carry_state(tx, params, state) and None,
+            "jax.eval_shape(tx.init)": functools.partial(_shapes, params, tx),
+        },
+        baseline="jax.eval_shape(tx.init)",
+        targets={"treeadapt": Target(at_most=2)},
+    )
 
 
 def figures(dense: int = 126, sparse: int = 58) -> Iterator[Result]:

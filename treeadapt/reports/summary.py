@@ -545,9 +545,7 @@ def _leaf_row(
 
 # Most leaves of a large model are alike.
 @functools.lru_cache(maxsize=1_024)
-def _form(
-    shape: tuple[int, ...], dtype: Any
-) -> tuple[tuple[int, ...], str, int, int]:
+def _form(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], str, int, int]:
     """Return shape, dtype as text, number of elements and bytes of an array."""
     num_params = math.prod(shape)
     size_bytes = num_params * getattr(dtype, "itemsize", 0)

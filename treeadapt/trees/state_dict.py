@@ -10,7 +10,8 @@ See ``splitting`` for selecting a part of a tree, ``paths`` for naming rules.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax.tree_util as jtu
@@ -116,6 +117,9 @@ def from_state_dict(target: T, state: Any, *, strict: bool = True) -> T:
     view = view_nested(target)
     leaves = view.plan.unnest(state)
     if leaves is not None:
+        # ``unnest`` found all of them, and that each is a leaf.
+        if not strict or next(_differing(view, leaves), None) is None:
+            return view.rebuild(leaves)
         return _rebuild(view, leaves, [], strict=strict)
     leaves, unexpected = _align(view, to_state_dict(state))
     if unexpected and lacks_names_alone(state, target):
@@ -223,9 +227,9 @@ def _rebuild(
         if is_array(leaves[index]):
             missing.append(paths[index])
     wrong = {
-        path: f"{describe(leaf)}, the target has {describe(like)}"
-        for path, like, leaf in zip(paths, view.leaves, leaves, strict=True)
-        if strict and leaf is not like and differs(like, leaf)
+        paths[index]: f"{describe(leaves[index])}, the target has "
+        f"{describe(view.leaves[index])}"
+        for index in (_differing(view, leaves) if strict else ())
     }
     mismatch = Mismatch(missing, unexpected, wrong or containers(paths, leaves))
     if mismatch:
@@ -237,6 +241,15 @@ def _rebuild(
         text = mismatch.text("entry", "the dict has", hint=hint)
         raise StructureMismatchError(text, paths=mismatch.paths)
     return view.rebuild(leaves)
+
+
+def _differing(view: TreeView, leaves: Sequence[Any]) -> Iterator[int]:
+    """Yield the places of leaves of another shape or dtype than those of the target."""
+    if all(map(operator.is_, view.leaves, leaves)):
+        return
+    for index, (like, leaf) in enumerate(zip(view.leaves, leaves, strict=True)):
+        if leaf is not like and differs(like, leaf):
+            yield index
 
 
 def containers(paths: Sequence[str], leaves: Sequence[Any]) -> dict[str, str]:
