@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import warnings
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quantized import FORMS, published
 
 import treeadapt as ta
 
@@ -196,3 +198,28 @@ def test_what_safetensors_packs_is_read(tmp_path):
     for kind, tensor in state.items():
         assert read[kind].dtype == as_numpy(tensor).dtype
         assert read[kind].tobytes() == as_numpy(tensor).tobytes()
+
+
+def as_tensor(array):
+    """The tensor of an array, through integers where PyTorch lacks NumPy's dtype."""
+    kind = getattr(torch, array.dtype.name)
+    if kind not in {torch.bfloat16, *(getattr(torch, name) for name in FLOAT8)}:
+        return torch.from_numpy(np.array(array))
+    words = array.reshape(-1).view("i2" if array.dtype.itemsize == 2 else "u1").copy()
+    return torch.from_numpy(words).view(kind).reshape(array.shape)
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_quantised_models_of_pytorch_are_decoded(name, tmp_path):
+    """Of all methods: a ``pytorch_model.bin`` is read as safetensors are."""
+    form = published(name)
+    tensors = {path: as_tensor(part) for path, part in form.parts.items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    if form.config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(form.config))
+    with np.errstate(all="ignore"):
+        loaded = ta.to_flat_dict(ta.load(tmp_path))
+    for path, meant in form.meant.items():
+        leaf = np.asarray(loaded[path])
+        assert (leaf.shape, leaf.dtype) == (meant.shape, meant.dtype)
+        assert leaf.tobytes() == np.ascontiguousarray(meant).tobytes()
