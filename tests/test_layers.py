@@ -78,6 +78,7 @@ TESTS_IN_ROOMS = {
     "test_decoding.py": "boxes of decoded arrays, and which bytes are read",
     "test_doctests.py": "runs the examples of every module",
     "test_drafts.py": "fewer words, a small limit, and single rows of a draft",
+    "test_drafts_without.py": "mechanisms of drafts, switched off one by one",
     "test_drawing.py": "whether colors can be told apart, and texts fit",
     "test_explaining.py": "explanations that fail",
     "test_found_files.py": "files that change while they are read",
