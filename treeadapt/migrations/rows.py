@@ -183,9 +183,11 @@ class Row:
     @functools.cached_property
     def sees_target(self) -> bool:
         """Whether its function has a parameter ``target``, which no leaf fills."""
+        if self.function is None:
+            return False
         is_bound = "target" in getattr(self.function, "keywords", ())  # of a partial
         with contextlib.suppress(TypeError, ValueError):  # of what is written in C
-            parameters = [*inspect.signature(self.function or len).parameters]
+            parameters = [*inspect.signature(self.function).parameters]
             return "target" in parameters[len(self.sources) :] and not is_bound
         return False
 

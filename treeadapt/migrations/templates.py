@@ -314,6 +314,8 @@ class Template:
 
         Of all ways to match, each capture is as short as those left of it allow.
         """
+        if not self.captures:
+            return {} if path + SEPARATOR == self.keys[0] else None
         relaxed = self._relaxed.match(SEPARATOR + path)
         if relaxed is None:
             return None

@@ -35,7 +35,7 @@ from treeadapt.porting.drafts.numbers import (
     is_symmetric,
     known_in_all,
 )
-from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
+from treeadapt.porting.drafts.rows import DraftRow, Hole, by_template, template_of
 from treeadapt.porting.drafts.values import (
     rows_of_counted_names,
     rows_of_links,
@@ -76,6 +76,7 @@ class Evidence:
     def __init__(self, calls: Sequence[tuple[Side, Side]]) -> None:
         self.calls = calls
         self.source, self.target = calls[0]
+        self._fitted: dict[object, bool] = {}  # by what decides it
 
     @property
     def has_numbers(self) -> bool:
@@ -382,12 +383,24 @@ class Evidence:
             olds = tuple(map(self.source.leaves.get, pair[0]))
             news = tuple(map(self.target.leaves.get, pair[1]))
             kinds.setdefault((olds, news), []).append(pair)
-        some = [
-            pair for alike in kinds.values() for pair in (alike[0], *alike[1:][-1:])
-        ]
+        row = canonical(row)
+        every = [(place.axes, place.before) for place in row.places]
+        # Where paths hold no numbers or lists, they do not decide it.
+        key = *every, len(row.sources), row.changes, row.copies, (*kinds,)
+        is_plain = not any(isinstance(t, Hole) for p in row.places for t in p.tokens)
+        if is_plain and key in self._fitted:
+            return self._fitted[key]
+        fits = self._plans(row, [*kinds.values()])
+        if is_plain:
+            self._fitted[key] = fits
+        return fits
+
+    def _plans(self, row: DraftRow, kinds: Sequence[Sequence[Any]]) -> bool:
+        """Return whether one row moves the first and the last leaves of each kind."""
+        some = [pair for alike in kinds for pair in (alike[0], *alike[1:][-1:])]
         source = {path: self.source.leaves[path] for paths, _ in some for path in paths}
         target = {path: self.target.leaves[path] for _, paths in some for path in paths}
-        table = as_table(*written([canonical(row)]))  # what we write can be read
+        table = as_table(*written([row]))  # what we write can be read
         try:
             table.plan(source, target)
         except MigrationError:

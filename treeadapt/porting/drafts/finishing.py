@@ -276,6 +276,8 @@ def _in_order(rows: Sequence[DraftRow]) -> list[DraftRow]:
     special = [row for row in rows if _is_shifted(row)]
     rows = sorted(rows, key=lambda row: row.is_rest)
     ordered = [row for row in rows if not _is_shifted(row)]
+    if not special:
+        return ordered
     texts, _ = written(ordered)
     read = [text.read for text in texts]
     places: dict[int, list[DraftRow]] = {}

@@ -263,7 +263,18 @@ class _Assignment:
             for end in enumerate(anchor):
                 by_end[end].append(anchor)
         votes = {}
+        above = [
+            [_nodes(each.text) for each in side] for side in (self._ones, self._twos)
+        ]
         for i, j in names:
+            # Nodes of which no leaves are paired have nothing in common.
+            alike = [
+                [other for other in above[1][j] if other in both.get(node, ())]
+                for node in above[0][i]
+            ]
+            votes[i, j] = 0.0
+            if not any(alike):
+                continue
             a, b = self._ones[i].text, self._twos[j].text
             # A pair of one of these with another leaf does not speak for this one.
             rivals = {*by_end.get((0, a), ()), *by_end.get((1, b), ())}
@@ -278,7 +289,8 @@ class _Assignment:
                 every = counts[0][node] - sum(ones) + counts[1][other] - sum(twos)
                 return 2 * shared / max(every, 1)
 
-            shares = [max(share(n, m) for m in _nodes(b)) for n in _nodes(a)]
+            pairs = zip(above[0][i], alike, strict=True)
+            shares = [max((share(n, m) for m in own), default=0.0) for n, own in pairs]
             votes[i, j] = sum(shares) / len(shares)
         return votes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -108,7 +109,7 @@ class WrittenRow:
         check = ", ".join(self.row.checks)
         return self.operations | ({"check": check} if check else {})
 
-    @property
+    @functools.cached_property
     def read(self) -> Row:
         """The row as a table reads it."""
         return parse_row(*self.pair)
