@@ -22,6 +22,7 @@ from kept_aside import MODELS
 from resized import resized
 from sizes import slow_but, some
 from test_drafts import (
+    DRAFTED,
     abstract,
     float32,
     moves_alike,
@@ -29,7 +30,7 @@ from test_drafts import (
     rests_on_numbers,
     table_of,
 )
-from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
+from test_example_migrations import SIZES, schema_of
 
 import treeadapt as ta
 
@@ -61,7 +62,7 @@ def test_law_13_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
         moves_alike(draft.migration, source, result)
 
 
-@pytest.mark.parametrize("name", slow_but(["llama-flax"], THERE_AND_BACK))
+@pytest.mark.parametrize("name", slow_but(["llama-flax"], DRAFTED))
 def test_lint_finds_nothing_that_the_draft_does_not_say(name, tmp_path):
     source = numbers(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)

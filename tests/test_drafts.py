@@ -22,7 +22,7 @@ import pytest
 import test_migration_tables as tables
 from command import invoke
 from sizes import some
-from test_example_migrations import SIZES, THERE_AND_BACK, schema_of
+from test_example_migrations import SIZES, TABLES, schema_of
 
 import treeadapt as ta
 from treeadapt.porting.drafts import draft as drafts
@@ -48,9 +48,17 @@ OTHER_SIZES: dict[str, tuple[dict[int, int], dict[str, int]]] = {
 }
 
 
+#: Tables that are drafted. Those of models in FP8 are in ``test_quantised_models``.
+DRAFTED = {
+    name: file
+    for name, file in TABLES.items()
+    if name not in ("deepseek-v3-scanned", "qwen3-scanned")
+}
+
+
 def table_of(name: str, folder: Any, sizes: Mapping[str, int]) -> ta.Migration:
     """A table of the examples, with sizes in place of a target."""
-    text = THERE_AND_BACK[name].read_text("utf-8").replace("{n+60}", "{n+12}")
+    text = DRAFTED[name].read_text("utf-8").replace("{n+60}", "{n+12}")
     table = tomllib.loads(text)
     wanted = table.get("sizes", {}) | dict(sizes)
     table["sizes"] = {k: n for k, n in wanted.items() if re.search(rf"\b{k}\b", text)}
@@ -132,7 +140,7 @@ def rests_on_numbers(draft: ta.MigrationDraft) -> bool:
 # --- from values ---
 
 
-@pytest.mark.parametrize("name", some(THERE_AND_BACK))
+@pytest.mark.parametrize("name", some(DRAFTED))
 def test_each_example_is_drafted_from_values(name, tmp_path):
     source = float32(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
@@ -1101,7 +1109,7 @@ def template(path: str) -> str:
 
 def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
     count = right = in_order = 0
-    for name in THERE_AND_BACK:
+    for name in DRAFTED:
         shapes = ta.read_metadata(schema_of(name))
         source = numbers(shapes)
         table = table_of(name, tmp_path, SIZES.get(name, {}))
@@ -1121,7 +1129,7 @@ def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
     assert in_order >= 0.95 * count
 
 
-@pytest.mark.parametrize("name", some(THERE_AND_BACK, 6))
+@pytest.mark.parametrize("name", some(DRAFTED, 6))
 def test_each_row_is_marked_if_leaves_and_words_are_gone(name, tmp_path, monkeypatch):
     source = numbers(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)

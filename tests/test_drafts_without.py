@@ -15,6 +15,7 @@ import test_draft_law as law
 import test_drafts as drafts
 import test_drafts_by_names as by_names
 import test_drafts_stated as stated
+from oracles import test_converters as converters
 
 import treeadapt as ta
 
@@ -184,6 +185,18 @@ MECHANISMS = [
         nothing,
         drafts.test_parts_of_each_head_may_be_segments_of_another_array,
         ("qkvz", False),
+    ),
+    Mechanism(
+        "evidence._of_one_word",
+        nothing,
+        converters.test_a_table_is_read_off_a_converter,
+        ("maxtext/gemma2-scanned",),
+    ),
+    Mechanism(
+        "values._rows_of_words",
+        nothing,
+        converters.test_a_table_is_read_off_a_converter,
+        ("maxtext/gemma2-scanned",),
     ),
     # The table.
     Mechanism(
