@@ -339,7 +339,7 @@ def test_the_report_says_how_much_is_read_between_short_ranges(
 
 
 @pytest.mark.slow
-def test_sixteen_requests_at_a_time_are_eight_times_as_fast(tmp_path, web, monkeypatch):
+def test_sixteen_requests_are_under_way_at_a_time(tmp_path, web, monkeypatch):
     web.delay_s = 0.02
     # Of each array a small part, so that no two ranges are near each other.
     many = {f"w{n:03}": np.full((128, 2**10), n, np.float32) for n in range(200)}
@@ -347,16 +347,13 @@ def test_sixteen_requests_at_a_time_are_eight_times_as_fast(tmp_path, web, monke
     as_process(monkeypatch, 0, 128)
     target = jax.eval_shape(lambda: many)
     monkeypatch.setattr(remote, "_GAP_BYTES", 0)
-    seconds = collections.defaultdict(list)
-    for count in (16, 16, 16, 16, 1):
+    assert remote.REQUESTS == 16
+    for count in (16, 1):
         monkeypatch.setattr(remote, "REQUESTS", count)
         web.reset()
-        begin = time.perf_counter()
         ta.load(f"{web.url}/m.safetensors", target)
-        seconds[count].append(time.perf_counter() - begin)
         assert web.most == count
         assert len(web.requests) >= len(many)
-    assert seconds[1][0] > 8 * min(seconds[16]), seconds
 
 
 @pytest.mark.parametrize("table", [None, {"{x} : a b": "k/{x} : b a"}])
