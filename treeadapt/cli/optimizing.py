@@ -21,7 +21,8 @@ from treeadapt.optimizers.load import (
     expression_text,
     read_optimizer_file,
 )
-from treeadapt.reports.summary import Finding, OptimizerRow, Summary
+from treeadapt.reports.summary import Finding, Summary
+from treeadapt.reports.summary_rows import OptimizerRow
 from treeadapt.selection.decision import STATIC
 from treeadapt.text.data_files import one_line
 from treeadapt.text.names import listing

@@ -23,14 +23,8 @@ from treeadapt.migrations.tables.published import find, published, tables_of
 from treeadapt.reports.diff import TreeDiff
 from treeadapt.reports.layout import aligned
 from treeadapt.reports.outline import Total, added, ends
-from treeadapt.reports.summary import (
-    Finding,
-    LeafRow,
-    Summary,
-    label_key,
-    label_text,
-    optimizer_lines,
-)
+from treeadapt.reports.summary import Finding, Summary, label_key
+from treeadapt.reports.summary_rows import LeafRow, label_text, optimizer_lines
 from treeadapt.reports.text import lines
 from treeadapt.reports.words import columns, fitted, printable
 from treeadapt.selection.decision import MISSING, STATIC

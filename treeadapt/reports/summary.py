@@ -15,7 +15,6 @@ import functools
 import itertools
 import math
 import os
-import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,99 +28,38 @@ from treeadapt.reports.layout import aligned
 from treeadapt.reports.memory import MemoryPlan, plan_memory
 from treeadapt.reports.outline import Node, Outline, Total, added, grown, sum_text
 from treeadapt.reports.palette import SIZES, paints
+from treeadapt.reports.summary_rows import (
+    LeafRow,
+    OptimizerRow,
+    RuleRow,
+    folded_cells,
+    folded_name,
+    kinds_text,
+    label_text,
+    leaf_cells,
+    optimizer_lines,
+    rule_cells,
+    shape_text,
+)
 from treeadapt.reports.svg import svg
 from treeadapt.reports.text import lines, markdown, plain
-from treeadapt.reports.words import fitted, printable
-from treeadapt.selection.decision import MISSING, STATIC, Decision
+from treeadapt.reports.words import printable
+from treeadapt.selection.decision import Decision
 from treeadapt.selection.repairs import Names, advice_lines, entry_text
 from treeadapt.selection.rules import RulesLike, as_rules
 from treeadapt.selection.selectors import Unused, Where, select
 from treeadapt.selection.tree_first import view_first
-from treeadapt.sharding.specs import AxisRules, spec_text
+from treeadapt.sharding.specs import AxisRules
 from treeadapt.text.names import (
-    counts_text,
     listing,
     natural,
     plural,
     shorten,
-    size_text,
 )
 from treeadapt.text.places import Place
 from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.arrays import Tree, is_array
 from treeadapt.trees.describing import written_dtype
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeafRow:
-    """One leaf of a report; or the layers of one array to which rules give the same.
-
-    Attributes:
-        path: label path; of layers with ``{0..3}`` for their numbers.
-        shape: of the array, or of the part that holds these layers; None for a static
-            leaf.
-        dtype: of the array; the name of its type for a static leaf.
-        num_params: number of elements; 0 for a static leaf.
-        size_bytes: of the whole array, over all devices.
-        label: what the rules give it; ``MISSING`` without a match, None without rules.
-        rule: number of the rule that decided, from 1; None if none did.
-        num_leaves: how many layers it is; 1 for a leaf that is in no stack.
-        spec: how the whole array is sharded; None without a mesh, and for a static
-            leaf.
-    """
-
-    path: str
-    shape: tuple[int, ...] | None
-    dtype: str
-    num_params: int
-    size_bytes: int
-    label: Any
-    rule: int | None
-    num_leaves: int = 1
-    spec: PartitionSpec | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RuleRow:
-    """One rule of a report, or the leaves with one label that no rule decided.
-
-    Attributes:
-        number: place of the rule in the table, from 1; None for no rule.
-        label: what it gives; ``MISSING`` for array leaves without a label.
-        num_leaves: how many leaves it decided; each layer of a stack is one.
-        where: its selector, as it was typed; empty for no rule.
-        ends: of a rule that is not just a pattern, how many of the leaves that it
-            decided end in each name.
-    """
-
-    number: int | None
-    label: Any
-    num_leaves: int
-    where: str
-    ends: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        """Its selector, and what the leaves are called that it decided."""
-        return ": ".join(filter(None, [self.where, counts_text(self.ends)]))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OptimizerRow:
-    """What trains the leaves with one label, as a rules file says it.
-
-    Attributes:
-        label: the label; "" for what is around all, and belongs to no leaf.
-        optimizer: the expression, as written; empty for none.
-        num_leaves, num_params: of the leaves.
-        state_bytes: of the optimizer's state.
-    """
-
-    label: Any
-    optimizer: str
-    num_leaves: int
-    num_params: int
-    state_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,9 +88,7 @@ class Finding:
         return f"rule {self.rule}, {self.text}" if self.rule else self.text
 
 
-# Texts of labels that are not strings, and of leaves without a label.
 _WIDTH = 72  # of an expression in a picture
-_NO_NAME = re.compile(r"-|static|no rule|True|False|[-+.0-9]+(e[-+]?[0-9]+)?|nan|-?inf")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -283,7 +219,7 @@ class Summary:
         leaves = []
         shown, folded = self._divided
         for row in shown:
-            kind = printable(row.dtype + _shape(row))
+            kind = printable(row.dtype + shape_text(row))
             by = f"rule {row.rule}: {where[row.rule]}" if row.rule else ""
             part = {places[label_key(row.label)]: (row.num_leaves, row.size_bytes)}
             leaves.append(Node("", row.path, kind, by, *added([row]), part))
@@ -292,8 +228,8 @@ class Summary:
             for row in folded:
                 place = places[label_key(row.label)]
                 part[place] = (part.get(place, (0, 0))[0] + row.num_leaves, 0)
-            name = _folded_name(folded)
-            leaves.append(Node("", name, _kinds(folded), "", *added(folded), part))
+            name = folded_name(folded)
+            leaves.append(Node("", name, kinds_text(folded), "", *added(folded), part))
         return Outline(
             printable(title),
             grown(leaves),
@@ -325,7 +261,7 @@ class Summary:
         """Yield head and rows of each table: leaves, rules, totals."""
         head = ("path", "shape", "dtype", "params", "size", "label", "spec", "rule")
         shown, folded = self._divided
-        lines = [*map(_cells, shown), *([_folded_cells(folded)] if folded else [])]
+        lines = [*map(leaf_cells, shown), *([folded_cells(folded)] if folded else [])]
         # A spec that a rule says is its label.
         placed = [row for row in self.rows if row.spec is not None]
         is_said = all(
@@ -338,7 +274,7 @@ class Summary:
         table = [tuple(itertools.compress(line, shows)) for line in (head, *lines)]
         yield table[0], table[1:]
         if self.rules is not None:
-            cells = list(map(_rule_cells, self.rules))
+            cells = list(map(rule_cells, self.rules))
             yield ("rule", "label", "leaves", "pattern"), cells
         sums = [
             ("all" if self.rules is None else label_text(one.label), *one.counts)
@@ -653,76 +589,3 @@ def habits(decision: Decision) -> list[str]:
     """Return a line for each alternative that matches nothing and may be a habit."""
     idle = (one for one in decision.alternatives if not one.hint)
     return [f"rule {one.rule + 1}, {one.line}" for one in idle]
-
-
-def _rule_cells(rule: RuleRow) -> tuple[str, ...]:
-    """Return a rule as cells of a table."""
-    counts = (label_text(rule.label), f"{rule.num_leaves:,}")
-    return (str(rule.number or "-"), *counts, rule.text or "no rule")
-
-
-def _cells(row: LeafRow) -> tuple[str, ...]:
-    """Return a leaf as cells of a table."""
-    figures = ("-", "-")
-    if row.shape is not None:
-        figures = (f"{row.num_params:,}", size_text(row.size_bytes))
-    path = printable(row.path) or "''"
-    shown = (path, _shape(row) or "-", row.dtype, *figures)
-    spec = "-" if row.spec is None else printable(spec_text(row.spec))
-    return (*shown, label_text(row.label), spec, str(row.rule or "-"))
-
-
-def _folded_cells(rows: Sequence[LeafRow]) -> tuple[str, ...]:
-    """Return several static leaves as cells of a table."""
-    labels = dict.fromkeys(label_text(row.label) for row in rows)
-    rules = sorted({row.rule for row in rows if row.rule})
-    numbers = listing(map(str, rules), limit=3, write=str) or "-"
-    text = listing(labels, limit=3, write=str)
-    return (_folded_name(rows), "-", _kinds(rows), "-", "-", text, "-", numbers)
-
-
-def _folded_name(rows: Sequence[LeafRow]) -> str:
-    return f"({added(rows)[0]:,} not arrays)"
-
-
-def _kinds(rows: Sequence[LeafRow]) -> str:
-    """Write how many static leaves are of each type."""
-    kinds: collections.Counter[str] = collections.Counter()
-    for row in rows:
-        kinds[printable(row.dtype)] += row.num_leaves
-    return counts_text(kinds, limit=4)
-
-
-def _shape(row: LeafRow) -> str:
-    return "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
-
-
-def optimizer_lines(
-    rows: Sequence[OptimizerRow], width: int | None = None
-) -> list[str]:
-    """Return a table of what trains each label, with expressions cut to a width."""
-    if not rows:
-        return []
-    head = ("optimizer of", "leaves", "params", "state", "expression")
-    cells = [
-        (
-            label_text(row.label) or "all",
-            *(f"{count:,}" for count in (row.num_leaves, row.num_params)),
-            size_text(row.state_bytes),
-            fitted(printable(row.optimizer), width) if width else row.optimizer,
-        )
-        for row in rows
-    ]
-    return aligned(head, cells)
-
-
-def label_text(label: Any, missing: str = "-") -> str:
-    """Write a label; a string that reads as something else is in quotes."""
-    if label is MISSING:
-        return missing
-    if label is STATIC:
-        return "static"
-    if isinstance(label, PartitionSpec):
-        return printable(spec_text(label))
-    is_plain = isinstance(label, str) and not _NO_NAME.fullmatch(label)
-    return printable(label) if is_plain else repr(label)
