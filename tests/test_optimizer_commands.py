@@ -137,6 +137,22 @@ def test_lint_tries_one_step(rules, model):
     assert "'ln_f/scale'" in out
 
 
+@pytest.mark.parametrize("tree", ["trees:mlp", "trees:with_function"])
+def test_one_step_is_tried_on_a_tree_with_functions(tmp_path, tree):
+    rules = tmp_path / "rules.toml"
+    table = 'type = "adam"\nlearning_rate = 1e-3\n'
+    rules.write_text(f'version = 1\n[rules]\n"**" = "a"\n[optimizers.a]\n{table}')
+    assert "0 findings" in run("lint", tree, "--rules", rules)
+
+
+def test_a_step_that_fails_is_found_on_a_tree_with_functions(tmp_path):
+    rules = tmp_path / "rules.toml"
+    table = 'type = "scale_by_muon"\nweight_dimension_numbers = { "**" = {} }\n'
+    rules.write_text(f'version = 1\n[rules]\n"**" = "a"\n[optimizers.a]\n{table}')
+    out = run("lint", "trees:mlp", "--rules", rules, code=1)
+    assert "\noptimizer: one step on shapes fails: Muon optimized" in out
+
+
 def test_show_lists_each_label_with_its_optimizer_and_its_state(rules, model):
     assert "--given steps=..." in run("show", model, "--rules", rules, code=2)
     out = run("show", model, "--rules", rules, *STEPS)

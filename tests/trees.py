@@ -387,6 +387,10 @@ def mlp() -> eqx.nn.MLP:
     return eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
 
 
+def with_function() -> dict[str, Any]:
+    return {"w": jnp.ones((2, 2)), "act": jax.nn.relu}
+
+
 def ordered(**layers: Any) -> Any:
     return collections.OrderedDict(layers)
 

@@ -110,7 +110,9 @@ def optimizer_findings(
     if tree is not None and fits:
         faults += tree_findings(file, tree)
     for fault in faults:
-        yield Finding(OPTIMIZER, None, str(fault), place=fault.place)
+        # The kind of the finding says "optimizer" already.
+        text = fault.text if fault.place == (OPTIMIZER,) else str(fault)
+        yield Finding(OPTIMIZER, None, text, place=fault.place)
 
 
 def optimizer_notes(file: OptimizerFile, tree: Any) -> Iterator[str]:

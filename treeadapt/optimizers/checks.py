@@ -105,13 +105,16 @@ def _failures(file: OptimizerFile, tree: Any) -> Iterator[Fault]:
     tx: Any = file.tx
     init, arrays = init_of_arrays(tx, tree)
 
-    def step(arrays: dict[str, Any]) -> Any:
+    # It returns nothing: functions among the params come back as they are, and
+    # ``eval_shape`` returns arrays only.
+    def step(arrays: dict[str, Any]) -> None:
         state, params = init(arrays), view_tree(tree).replace(arrays)
         loss, grads = jnp.float32(0), params
         extra = {"value": loss, "loss": loss, "grad": grads, "value_fn": lambda _: loss}
         extra |= {"obj_fn": lambda _: loss, "grad_fn": lambda params, _: params}
         takes_batches = any(name in str(file.tables) for name in _OF_BATCHES)
-        return state if takes_batches else tx.update(grads, state, params, **extra)
+        if not takes_batches:
+            tx.update(grads, state, params, **extra)
 
     try:
         jax.eval_shape(step, arrays)
