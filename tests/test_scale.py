@@ -106,6 +106,38 @@ def test_a_factor_may_be_injected():
     assert tx.update(ones, state, ones)[0]["a"][0] == 0.25
 
 
+def test_a_schedule_is_injected_as_the_error_says():
+    factory = ta.inject_hyperparams(
+        lambda rate: ta.scale_by_rules({"a": rate, "**": 1.0})
+    )
+    tx, ones = factory(optax.linear_schedule(1.0, 0.0, 10)), {"a": 1.0, "b": 1.0}
+    ones = jax.tree.map(jnp.float32, ones)
+    _, state = tx.update(ones, tx.init(ones), ones)
+    updates, _ = tx.update(ones, state, ones)
+    assert {path: float(update) for path, update in updates.items()} == pytest.approx(
+        {"a": 0.9, "b": 1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"**": -0.5},
+        {"a": 1, "**": -1e-4},
+        {"a": [1.0, -0.5], "**": 1.0},
+        {"a": np.float32(-0.5), "**": 1.0},
+    ],
+)
+def test_a_negative_factor_warns_that_its_leaves_climb(rules):
+    with pytest.warns(ta.TreeAdaptWarning, match=r"factor -0\.\d+ .*climb the loss"):
+        ta.scale_by_rules(rules)
+
+
+def test_negative_rates_do_not_warn():
+    for rules in ({"**": -1e-4}, {"a": 0.0, "**": -1e-3}):
+        ta.scale_by_rules(rules)
+
+
 def test_it_works_anywhere_in_a_chain():
     params = {"a": jnp.ones(2), "b": jnp.ones(2)}
     scale = ta.scale_by_rules({"a": 0.5, "**": 1.0})
@@ -143,6 +175,19 @@ def test_it_works_anywhere_in_a_chain():
         ({"a": 1.0}, ta.UnmatchedPathError, "'s'"),
         ({"a": 1.0, "x": 1.0, "**": 1.0}, ta.UnusedRuleError, "'x'"),
         ({"a": None, "**": 1.0}, ta.TransformError, "None"),
+        ({"**": "frozen"}, ta.TransformError, "Write 0.0 for leaves that do not move"),
+        ({"**": "slow"}, ta.TransformError, "Labels are for treeadapt.partition"),
+        ({"**": ["slow", "fast"]}, ta.TransformError, "'a'.*not a number"),
+        (
+            {"s": 1.0, "**": optax.adam(1e-3)},
+            ta.TransformError,
+            r"An optimizer .*rule 2, '\*\*'.*partition\(",
+        ),
+        (
+            {"**": optax.linear_schedule(1.0, 0.0, 9)},
+            ta.TransformError,
+            r"schedule .*rule 1.*inject_hyperparams\(lambda rate: ",
+        ),
     ],
 )
 def test_init_names_rules_that_do_not_fit(rules, error, words):

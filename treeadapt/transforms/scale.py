@@ -15,7 +15,7 @@ from treeadapt.errors import TransformError, TreeAdaptWarning
 from treeadapt.selection.answers import Split
 from treeadapt.selection.rules import BoundRules, Rules, RulesLike, as_rules
 from treeadapt.selection.whole_tree import WholeTree
-from treeadapt.transforms.adapt import run_flat
+from treeadapt.transforms.adapt import is_transformation, run_flat
 from treeadapt.transforms.flat import FlatDict, no_change, require_layers
 from treeadapt.transforms.state_map import fast_params
 from treeadapt.trees.arrays import is_array
@@ -41,16 +41,17 @@ def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
         infinity, a NaN): adding it keeps every bit.
 
     Raises:
-        TransformError: a value is not a number, or an array whose length is not that of
-            the leading axis, or an array for layers; or (by ``update``) several factors
-            meet an update of another shape than its param, as the gradients of each
-            example. All name the path.
+        TransformError: a value is an optimizer or a schedule (named by its rule); or
+            not a number, or an array whose length is not that of the leading axis, or
+            an array for layers; or (by ``update``) several factors meet an update of
+            another shape than its param, as the gradients of each example. These name
+            the path.
         UnmatchedPathError: a leaf that trains has no rule.
         UnusedRuleError: (by ``init``) a pattern matches no array.
 
     Warns:
         TreeAdaptWarning: all factors are positive and below 0.01, as if they were
-            learning rates.
+            learning rates; or one is negative, unless all are and above -0.01.
 
     Example:
         >>> tx = scale_by_rules({"a": 0.5, "**": [1.0, 10.0]})
@@ -97,12 +98,26 @@ def _read_factors(rules: Any) -> Rules | BoundRules:
             raise TransformError(
                 f"None is not a factor ({who}). Write 1.0 for leaves that stay."
             )
+        if is_transformation(value):
+            raise TransformError(
+                f"An optimizer is in the place of a factor ({who}). A factor is a "
+                'number, such as 0.1; partition({"slow": optax.adam(1e-4), ...}, '
+                '{pattern: "slow", ...}) runs optimizers by label.'
+            )
+        if callable(value):
+            raise TransformError(
+                f"A schedule or another function is in the place of a factor ({who}), "
+                "which is a number. For a factor that changes: treeadapt."
+                "inject_hyperparams(lambda rate: treeadapt.scale_by_rules("
+                '{pattern: rate, "**": 1.0}))(schedule).'
+            )
         if table.stacks and np.ndim(_as_array(value)):
             raise TransformError(
                 f"The factors of a rule are several ({who}), and arrays hold layers. "
                 "With stacks=, give each rule one number."
             )
     _warn_of_rates([*table.values, table.default])
+    _warn_of_signs([*table.names[:-1], "default="], values)
     if isinstance(rules, BoundRules):
         return rules
     return Rules(
@@ -126,6 +141,35 @@ def _warn_of_rates(values: Sequence[Any]) -> None:
             TreeAdaptWarning,
             stacklevel=4,
         )
+
+
+def _warn_of_signs(names: Sequence[str], values: Sequence[Any]) -> None:
+    """Warn of negative factors, unless all are rates with a minus."""
+    numbers = [
+        (who, float(number))
+        for who, value in zip(names, values, strict=True)
+        if isinstance(value, int | float | list | tuple | np.ndarray | np.number)
+        for number in _real_numbers(value)
+    ]
+    every = [number for _, number in numbers if number != 0]
+    if not every or min(every) >= 0 or (max(every) < 0 and min(every) > -_LIKE_RATES):
+        return
+    who, number = min(numbers, key=lambda each: each[1])
+    warnings.warn(
+        f"The factor {number:g} of scale_by_rules ({who}) is negative. The updates of "
+        "optax.adam(1e-3) point downhill already: with a minus, its leaves climb the "
+        f"loss. Write {-number:g} to scale them, 0.0 for leaves that do not move. It "
+        "is of no concern where gradients are reversed on purpose, or after an "
+        "optimizer without a rate, as optax.scale_by_adam().",
+        TreeAdaptWarning,
+        stacklevel=4,
+    )
+
+
+def _real_numbers(value: Any) -> list[Any]:
+    array = np.asarray(value)
+    is_real = array.dtype.kind in "iuf" or jnp.issubdtype(array.dtype, jnp.floating)
+    return array.ravel().tolist() if is_real else []
 
 
 def _as_array(value: Any) -> Any:
@@ -167,7 +211,7 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
         text = factor if isinstance(factor, Split) else repr(values)
         raise TransformError(
             f"The factor of {path!r}, {text}, is not a number that can scale "
-            f"{leaf.dtype}.",
+            f"{leaf.dtype}.{_number_meant(values)}",
             paths=[path],
         )
     scale = jnp.asarray(values, leaf.dtype)
@@ -194,6 +238,15 @@ def _checked(path: str, leaf: Any, factor: Any) -> jax.Array:
     return scale.reshape(scale.shape + (1,) * (leaf.ndim - 1))
 
 
+def _number_meant(values: Any) -> str:
+    """Return what to write in the place of a text; nothing for what is not one."""
+    if not isinstance(values, str):
+        return ""
+    if values == "frozen":
+        return " Write 0.0 for leaves that do not move, or use treeadapt.freeze."
+    return " Labels are for treeadapt.partition; write a number, such as 0.1."
+
+
 def _values(factor: Any) -> Any:
     """Return the values of a factor: a number, or an array."""
     if not isinstance(factor, Split):
@@ -211,7 +264,10 @@ def _is_number(values: Any, dtype: Any) -> bool:
     """Return whether ``values`` are numbers that ``dtype`` can hold."""
     if not (isinstance(values, int | float | complex) or is_array(values)):
         return False
-    kind = jnp.result_type(values)
+    try:
+        kind = jnp.result_type(values)
+    except TypeError:  # an array of texts, or of objects
+        return False
     is_complex = jnp.issubdtype(kind, jnp.complexfloating)
     takes = not is_complex or jnp.issubdtype(dtype, jnp.complexfloating)
     return jnp.issubdtype(kind, jnp.number) and takes
