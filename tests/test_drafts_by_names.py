@@ -124,6 +124,20 @@ def words_of_a_list() -> tuple[Arrays, Arrays]:
     return source, {"net/kernel": stacked(source, [*source])}
 
 
+def initials(names: Sequence[str]) -> tuple[Arrays, Arrays]:
+    """Norms of keys and queries, or two maps that nobody has a word for."""
+    meant = dict(
+        zip(names, ("".join(x[0] for x in n.split("_")) for n in names), strict=True)
+    )
+    source = numbers({f"h.{n}.{name}.weight": (7,) for n in range(2) for name in meant})
+    target = {
+        f"h/{n}/{meant[name]}": source[f"h.{n}.{name}.weight"]
+        for n in range(2)
+        for name in reversed(names)
+    }
+    return source, target
+
+
 CASES: dict[str, Callable[[], tuple[Arrays, Arrays]]] = {
     "one square convolution": one_square_convolution,
     "as many layers as features": as_many_layers_as_features,
@@ -141,6 +155,8 @@ CASES: dict[str, Callable[[], tuple[Arrays, Arrays]]] = {
     "stages are an axis": lambda: stacked_stages("stages"),
     "blocks are an axis": lambda: stacked_stages("blocks"),
     "words of a list": words_of_a_list,
+    "initials of norms": lambda: initials(["k_norm", "q_norm"]),
+    "initials of other words": lambda: initials(["soft_cap_low", "hard_cap_low"]),
 }
 
 

@@ -201,10 +201,13 @@ class _Assignment:
 
         sums = [[weight(each) for each in side] for side in meanings]
         mean = 2 * max(sum(map(sum, sums)) / total, 1e-9)
+        shorts = [[words.shortened(text) for text in side] for side in texts]
         names = {}
         for i, j in self._orders:
             both = meanings[0][i] & meanings[1][j]
             more = (alone[0][i] | meanings[0][i]) & (alone[1][j] | meanings[1][j])
+            (new, starts), (others, other_starts) = shorts[0][i], shorts[1][j]
+            more |= Counter((new & other_starts) | (others & starts))
             same = 2 * weight(both) + _ALONE * weight(more - both)
             # A sum, not a share: a longer name is not less like each of two others.
             names[i, j] = (same - _UNSHARED * (sums[0][i] + sums[1][j])) / mean

@@ -22,6 +22,7 @@ _LISTS = FileField("a table of lists of strings", 'query = ["q", "q proj"]')
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _MOST = 12  # words in one text
 _MAX_WORDS = 64  # of one path
+_INITIALS = (2, 3)  # words that a short one may stand for, `kn` for `k_norm`
 _SPELT = ("norm", "attention")  # words of a text that stand for all their spellings
 
 
@@ -68,6 +69,25 @@ class Words:
             if meanings.keys() == {(name,) for name in names}:
                 return [meanings[name,] for name in names]
         return [*texts]
+
+    def shortened(self, path: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Return words of a path without a meaning, and initials of words in a row.
+
+        Example:
+            >>> unknown, initials = load_words(None).shortened("layers.0.k_norm")
+            >>> "kn" in load_words(None).shortened("h/kn")[0] & initials
+            True
+        """
+        words = plain_words(path)
+        unknown = frozenset(
+            w for w in words if w.isalpha() and (w,) not in self.meanings
+        )
+        initials = (
+            "".join(word[0] for word in words[start : start + count])
+            for count in _INITIALS
+            for start in range(len(words) - count + 1)
+        )
+        return unknown, frozenset(initials)
 
     def single(self, path: str) -> tuple[str, ...]:
         """Return the meanings of the words of a path, each taken alone.
