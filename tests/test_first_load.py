@@ -235,3 +235,44 @@ def test_every_way_to_a_table_that_does_not_fit_names_the_one_that_does(folder):
         assert result.exit_code in (1, 2)
         assert "By the names in it, --migration tunix/qwen3 fits." in result.output
         assert "ta." not in result.output
+
+
+def test_of_one_shard_the_folder_is_named_without_a_target_too(folder, tmp_path):
+    shard = str(min(folder.glob("*.safetensors")))
+    said = f"It is one of 5 shards. To load all of them: ta.load({str(folder)!r}, ...)."
+    for migration in ("tunix", ["tunix", "maxtext"]):
+        with pytest.raises(ta.MigrationError) as caught:
+            ta.load(shard, migration=migration)
+        assert said in first_two(caught.value)
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.compare_checkpoint(shard, OWN, migration="tunix")
+    assert said in first_two(caught.value)
+    said = f"It is one of 5 shards. Name {str(folder)!r} instead."
+    for name, more in (("convert", [tmp_path / "x"]), ("lint", [])):
+        result = command.invoke(name, shard, *more, "--migration", "tunix/qwen3")
+        assert result.exit_code in (1, 2)
+        assert said in result.output
+
+
+def test_a_table_that_fits_the_file_alone_is_not_said_to_fit(folder, target):
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(folder, OWN, migration="tunix/qwen2")
+    text = str(caught.value)
+    assert "'tunix/qwen3' fits this checkpoint, but not this target" in text
+    assert text.count("The rows are of the table") == 1
+    with pytest.raises(ta.MigrationError, match="'tunix/qwen3' fits\\. Sizes"):
+        ta.load(folder, target, migration="tunix/qwen2")
+
+
+def test_only_a_load_that_succeeds_warns_of_marks(folder):
+    weights = {"a.w": np.ones((2, 3), "float32")}
+    ta.save(folder / "own.safetensors", weights)
+    marked = ta.Migration({"a.w": ("a", {"check": "names"})})
+    for target in ({"a": np.ones(5, "float32")}, {"b": np.ones(5, "float32")}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ta.MigrationError, match="does not fit the target"):
+                ta.load(folder / "own.safetensors", target, migration=marked)
+    with pytest.warns(ta.TreeAdaptWarning, match="marked to check") as caught:
+        ta.load(folder / "own.safetensors", migration=marked)
+    assert caught[0].filename == __file__

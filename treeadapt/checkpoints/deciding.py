@@ -251,9 +251,9 @@ def source_that_fits(
             "for."
         )
     lines.append("Of migrations one after the other, pass first.then(second).")
-    raise MigrationError(
-        "\n".join([f"No migration of {len(migrations)} fits {stored.title}.", *lines])
-    )
+    title = f"No migration of {len(migrations)} fits {stored.title}."
+    lines = [title, *filter(None, [all_shards(stored)]), *lines]
+    raise MigrationError("\n".join(lines))
 
 
 def require_count(source: Source, wanted: Wanted) -> None:
@@ -282,7 +282,9 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
     unfilled = [*report.missing, *report.misshaped, *report.retyped]
     if wanted.strict and not report.fits:
         lines = [f"T{title[1:]} does not fit the target.", *call]
-        lines += filter(None, [str(source.problems)])
+        if problems_text := str(source.problems):
+            lines.append(problems_text)
+            report = dataclasses.replace(report, origin="")  # it is said there
         lines.append(str(report))
         cure = "choose leaves with where=, or pass strict=False."
         if report.retyped and not wanted.cast:
@@ -336,6 +338,8 @@ def _if_cast(source: Source, wanted: Wanted) -> LoadReport:
 def _call(source: Source, report: LoadReport, wanted: Wanted) -> Iterator[str]:
     """Yield a sentence with the call that should come next, if one is known."""
     stored = source.first.stored
+    if source.problems.lead:
+        return  # it is said with what is wrong with the rows
     if report.missing and (text := all_shards(stored)):
         yield text
     elif (

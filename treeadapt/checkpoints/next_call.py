@@ -75,19 +75,25 @@ def all_shards(stored: Stored) -> str:
     if index is None:
         return ""
     whole = index.parent if index.name in _OF_FOLDERS else index
-    return (
-        f"It is one of {len({*shards.values()})} shards. To load all of them: "
-        f"ta.load({listing([str(whole)])}, ...)."
+    name = listing([str(whole)])
+    cure = worded(
+        f"To load all of them: ta.load({name}, ...).", f"Name {name} instead."
     )
+    return f"It is one of {len({*shards.values()})} shards. {cure}"
 
 
-def tables_that_take(stored: Stored, migration: Any) -> list[str]:
+def tables_that_take(
+    stored: Stored, migration: Any, likes: Mapping[str, Any] | None = None
+) -> list[str]:
     """Return a sentence with the tables of a layout that take what is stored, if any.
+
+    Where there is a target, it says whether these make its leaves.
 
     Args:
         stored: what the checkpoint holds, under its own names.
         migration: the name of the layout, or of a table of it that does not fit; there
             is no sentence for anything else.
+        likes: leaves of the target by path; None without one.
     """
     layout = migration.partition("/")[0] if is_name(migration) else ""
     tables = published().get(layout, {}).values()
@@ -101,6 +107,11 @@ def tables_that_take(stored: Stored, migration: Any) -> list[str]:
     calls = " or ".join(
         worded(f"migration={name!r}", f"--migration {name}") for name in fitting
     )
+    if likes is not None and not any(_makes(stored, name, likes) for name in fitting):
+        return [
+            f"By the names in it, {calls} fits this checkpoint, but not this target, "
+            "whose leaves have other names."
+        ]
     more = f", or from ta.load_migration({fitting[0]!r}, config=..., sizes=...)"
     return [
         f"By the names in it, {calls} fits. Sizes that shapes leave open come from a "
@@ -119,6 +130,12 @@ def _takes_names(stored: Stored, name: str) -> bool:
         return False
     every = (address.path for row in table.rows for address in row.sources)
     return all(_uses_all_entries(path, stored.table) for path in every)
+
+
+def _makes(stored: Stored, name: str, likes: Mapping[str, Any]) -> bool:
+    """Return whether a published table makes a leaf of a target by its name."""
+    source = source_of(stored, load_migration(name), None, cast=False)
+    return not likes.keys().isdisjoint(source.stored.table)
 
 
 def _uses_all_entries(path: Template, names: Iterable[str]) -> bool:

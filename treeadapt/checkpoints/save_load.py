@@ -48,7 +48,7 @@ from treeadapt.checkpoints.leaves import (
 )
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.migrated import Source, named_migration, source_of, valueless
-from treeadapt.checkpoints.next_call import next_call, tables_that_take
+from treeadapt.checkpoints.next_call import all_shards, next_call, tables_that_take
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import extra_bytes, read_ahead, read_arrays
@@ -327,17 +327,20 @@ def load(
             stored.require_arrays()
         wanted = Wanted(where, view, strict, cast, is_whole)
         source, _ = _source(path, stored, migration, wanted)
-        for text in filter(None, (*source.remarks, source.stored.left_out_text)):
-            warnings.warn(text, TreeAdaptWarning, stacklevel=2)
         if view is None:
             source.problems.raise_any()
             require_count(source, wanted)
-            return _as_stored(source, where)
-        report = decided(source, wanted)
-        if not report.misfits:
-            require_count(source, wanted)
-        require_fit(source, report, wanted)
-        return _filled(view, source, report.restored)
+            loaded = _as_stored(source, where)
+        else:
+            report = decided(source, wanted)
+            if not report.misfits:
+                require_count(source, wanted)
+            require_fit(source, report, wanted)
+            loaded = _filled(view, source, report.restored)
+        # Of a load that fails, only the error counts.
+        for text in filter(None, (*source.remarks, source.stored.left_out_text)):
+            warnings.warn(text, TreeAdaptWarning, stacklevel=2)
+        return loaded
 
 
 def _source(
@@ -357,7 +360,7 @@ def _source(
         # What is wrong in a file of one's own is corrected there.
         if all(map(os.path.isfile, paths)):
             raise
-        calls = tables_that_take(stored, names[0])
+        calls = tables_that_take(stored, names[0], wanted.likes)
         if not calls and wanted.likes is not None:
             calls = [next_call(stored.without_boxes(wanted.likes), wanted.likes)]
         raise MigrationError("\n".join([str(error), *calls])) from None
@@ -365,7 +368,11 @@ def _source(
         return source_that_fits(stored, tables, wanted)
     source = source_of(stored, tables[0], wanted.likes, cast=wanted.cast)
     if not {"unmatched", "unused"}.isdisjoint(source.problems.texts):
-        source.problems.advice += tables_that_take(stored, tables[0].published)
+        source.problems.advice += tables_that_take(
+            stored, tables[0].published, wanted.likes
+        )
+    if source.problems.texts:
+        source.problems.lead = all_shards(stored)
     return relevant(source, wanted), None
 
 
@@ -539,6 +546,7 @@ def copy(
                 arrays_kept = read_arrays(original, lacking)
                 likes = {**(likes or {}), **{p: np.asarray(a) for p, a in arrays_kept}}
         renamed = source_of(stored, migration, likes, cast=False)
+        renamed.problems.lead = all_shards(stored) if renamed.problems.texts else ""
         renamed.problems.raise_any()
         require_count(renamed, Wanted("**", is_whole=True))
     table = dict(renamed.stored.table)

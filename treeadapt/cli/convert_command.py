@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from treeadapt.checkpoints import locating, orbax_folder, save_load
 from treeadapt.checkpoints.decoding import may_be_quantized
 from treeadapt.checkpoints.leaves import stored_form
-from treeadapt.checkpoints.next_call import tables_that_take
+from treeadapt.checkpoints.next_call import all_shards, tables_that_take
 from treeadapt.checkpoints.quantization_config import (
     DTYPE_KEYS,
     QUANTIZATION_KEYS,
@@ -289,6 +289,7 @@ def fitting_migration(
         )
     if not fitting:
         hints = tables_that_take(stored, table.published) if len(files) == 1 else []
+        hints += filter(None, [all_shards(stored)])
         raise MigrationError("\n".join([" | ".join(misses), *hints]))
     ((file, (table, plan)),) = fitting.items()
     return file, table, plan

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
-from treeadapt.checkpoints.next_call import tables_that_take
+from treeadapt.checkpoints.next_call import all_shards, tables_that_take
 from treeadapt.checkpoints.record import Stored
 from treeadapt.cli.options import CHECK, ONE_WAY
 from treeadapt.errors import MigrationError
@@ -68,7 +68,9 @@ def planned(
         kind, _, row = each[places[0]]
         faults.append(Finding(kind, None, text, numbers.get(id(row))))
     if isinstance(source, Stored) and any(x.kind in _OF_NAMES for x in faults):
-        advice += tables_that_take(source, migration.published)
+        advice += tables_that_take(source, migration.published, likes)
+    if isinstance(source, Stored) and faults and (shards := all_shards(source)):
+        advice.append(shards)
     faults += [Finding("unused", None, text) for text in advice if faults]
     lost = [path for path in plan.one_way if path not in plan.noted]
     if not faults and lost:

@@ -63,6 +63,7 @@ class Problems:
         lacking: paths of the target that a failed group would have needed.
         advice: what the whole of it looks like.
         origin: where the rows and their sizes come from, if that is worth a line.
+        lead: what all of it comes from, which is said first.
     """
 
     texts: dict[str, dict[str, Cause]] = dataclasses.field(default_factory=dict)
@@ -74,6 +75,7 @@ class Problems:
     lacking: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
     origin: str = ""
+    lead: str = ""
 
     def add(
         self,
@@ -159,12 +161,13 @@ class Problems:
                 yield kind, f"{_title(kind)}: {text}", rows[places[0]]
 
     def __str__(self) -> str:
-        lines: list[str] = []
+        lines = [self.lead] * bool(self.lead and self.texts)
         for kind in (kind for kind in _KINDS if kind in self.texts):
             noun = _KINDS[kind][0]
             title = f"{plural(len(self.texts[kind]), noun)}: {_title(kind)}"
             lines += section(title, fold(self.texts[kind]))
-            lines += _REST if kind == "unmatched" and not self.advice else ()
+            is_explained = bool(self.advice or self.lead)
+            lines += _REST if kind == "unmatched" and not is_explained else ()
         lines += self.advice
         origin = [f"The rows are {self.origin}."] * bool(self.origin and lines)
         return "\n".join([*lines, *origin])
