@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import PartitionSpec, Sharding
 
+from treeadapt.checkpoints.differing_sizes import differing_sizes, is_throughout
 from treeadapt.checkpoints.leaves import as_array, on_meshes
 from treeadapt.checkpoints.load_report import LoadReport, compare_with_target
 from treeadapt.checkpoints.migrated import (
@@ -278,7 +279,8 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         MigrationError: instead, with a migration, or its rows do not fit.
     """
     title, advice = source.stored.title, _advice(source, report, wanted)
-    call = [*_call(source, report, wanted)]
+    sizes = differing_sizes(source, report, wanted.likes or {})
+    call = [*sizes, *_call(source, report, wanted)]
     unfilled = [*report.missing, *report.misshaped, *report.retyped]
     if wanted.strict and not report.fits:
         lines = [f"T{title[1:]} does not fit the target.", *call]
@@ -287,6 +289,9 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
             report = dataclasses.replace(report, origin="")  # it is said there
         lines.append(str(report))
         cure = "choose leaves with where=, or pass strict=False."
+        if is_throughout(source, report, wanted.likes or {}):
+            # What is left of a model of another size is of no use.
+            cure = "change the target, or pass the checkpoint that it is for."
         if report.retyped and not wanted.cast:
             left = _if_cast(source, wanted).retyped
             if report.retyped.keys() - left.keys():
@@ -303,6 +308,12 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         lines += source.exchanged(shapes)[:SHOWN]
         if source.problems.texts:  # strict=False does not help
             cure = "choose leaves with where=, or pass the checkpoint that it is for."
+            if "sizes" in source.problems.texts and not source.problems.origin:
+                lines.append(
+                    "Sizes that the table leaves open are those of the target. State "
+                    "those of the checkpoint in [sizes] or sizes=; its config.json may "
+                    "say them."
+                )
         lines += [*advice, f"Change the migration, {cure}"]
         problems = source.problems.data
         text = "\n".join(lines)

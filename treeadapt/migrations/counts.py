@@ -64,15 +64,24 @@ class Count:
     @property
     def noun(self) -> str:
         """What is counted: ``layer`` in ``model.layers.{l}.*``."""
-        before = self.path.text.partition(f"{{{self.name}}}")[0]
-        word = re.split(r"\W+", before.rstrip("./"))[-1].rpartition("_")[2]
-        noun = word.removesuffix("s")
-        return noun if len(noun) > 1 and noun.isalpha() else "number"
+        return noun_of(self.path.text.partition(f"{{{self.name}}}")[0])
 
     def numbers(self, paths: Iterable[str]) -> list[int]:
         """Return the numbers in paths, each once, from the least to the largest."""
         matches = filter(None, map(self.path.match, paths))
         return sorted({int(captures[self.name]) for captures in matches})
+
+
+def noun_of(before: str) -> str:
+    """Return what the numbers after some text count.
+
+    Example:
+        >>> noun_of("model.layers."), noun_of("h/")
+        ('layer', 'number')
+    """
+    word = re.split(r"\W+", before.rstrip("./"))[-1].rpartition("_")[2]
+    noun = word.removesuffix("s")
+    return noun if len(noun) > 1 and noun.isalpha() else "number"
 
 
 def miscounted(plan: Any) -> Iterator[str]:
