@@ -186,7 +186,7 @@ SUMS = {
     "a stack of biases": (stacked_bias, 1, set()),
     "the gates of a cell apart": (flax_lstm, 1, set()),
     "a part of each bias": (flax_gru, 2, set()),
-    "one array to each row of another": (embeddings, 2, set()),
+    "one array to each row of another": (embeddings, 2, {"length"}),
     "arrays that differ in a number": (of_one_name, 2, set()),
     "multiples of arrays": (scaled, 2, {"scale"}),
 }

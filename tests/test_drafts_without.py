@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import pytest
 import test_draft_law as law
+import test_drafted_marks as marked
 import test_drafts as drafts
 import test_drafts_by_names as by_names
 import test_drafts_stated as stated
@@ -231,6 +232,12 @@ MECHANISMS = [
         "finishing._sharing",
         lambda *_: {},
         law.test_copies_in_the_source_are_told_to_be_drafted_the_other_way,
+    ),
+    Mechanism(
+        "finishing.with_single_numbers",
+        lambda rows, inner: ([*rows], ""),
+        marked.test_numbers_of_layers_that_were_seen_are_marked,
+        (marked.but_the_last, 4, "layers.3.up.w"),
     ),
     Mechanism(
         "finishing.with_first_layers",

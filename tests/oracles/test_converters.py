@@ -30,7 +30,10 @@ def test_a_table_is_read_off_a_converter(name):
     shapes, convert = oracle.make(**oracle.small)
     draft = ta.draft_migration(numbers(shapes, 0), convert=convert)
     marks = {mark for row in draft.migration.rows for mark in marks_of(row)}
-    assert marks <= {"sizes"}
+    assert marks <= {"sizes", "length", "numbers"}
+    for row in draft.migration.rows:
+        assert ("length" in marks_of(row)) == bool(row.values.pad)
+        assert ("numbers" in marks_of(row)) == ("{l+12}" in row.text)
     scales = {row.values.typed().get("scale") for row in draft.migration.rows}
     assert ("(two d)**-0.5" in scales) == (name in SCALED)
     assert all(

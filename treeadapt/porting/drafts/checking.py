@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,10 +17,11 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.called_function import Conversion, as_bytes
 from treeadapt.porting.drafts.inputs import read_side
+from treeadapt.porting.drafts.rows import template_of, tokens_of
 from treeadapt.text.names import fold, listing, plural
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
-ANSWERED = frozenset({"scale", "sizes"})
+ANSWERED = frozenset({"length", "numbers", "scale", "sizes"})
 
 #: Shapes by path.
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -34,9 +36,10 @@ class DraftCheck:
         backwards: by the text of a row, paths of the source that do not come back.
         problem: why the table does not run; empty if it does.
         num_leaves: how many leaves of the target were compared.
-        migration: the table. Where all is equal, rows whose leaves have other shapes
-            than those of the draft lose the marks that this answers, ``sizes`` and
-            ``scale``.
+        migration: the table. Where all is equal, rows lose the marks that this answers:
+            ``sizes`` and ``scale`` where leaves have other shapes than in the draft,
+            ``length`` where an axis has another length, and no multiple of a number
+            is the next one to both, ``numbers`` where there are twice as many.
     """
 
     forwards: Mapping[str, tuple[str, ...]]
@@ -108,7 +111,11 @@ def compared_with(
         for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
     ]
     if not any(odd):
-        migration = _without_answered_marks(migration, _resized(plan, shapes, leaves))
+        answered = {mark: _resized(plan, shapes, leaves) for mark in ("scale", "sizes")}
+        if not is_chain:  # names between tables are not those of the draft's leaves
+            answered["length"] = _of_other_length(plan, shapes, leaves)
+            answered["numbers"] = _of_more_numbers(plan, shapes, leaves)
+        migration = _without_answered_marks(migration, answered)
     return DraftCheck(odd[0], odd[1], "", len(wanted), migration)
 
 
@@ -138,15 +145,77 @@ def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
     return resized - same
 
 
-def _without_answered_marks(migration: Migration, rows: Collection[Row]) -> Migration:
-    """Return tables in which some rows lack the marks that another size answers."""
+def _of_other_length(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
+    """Return the rows that pad, or cut off, as much of axes of other lengths.
+
+    A length that is the next multiple of a number, as of 8, may have the same padding
+    twice: then the longer ones have a divisor that is more than the padding.
+    """
+    resized: set[Row] = set()
+    for group in plan.groups:
+        row = group.row
+        path = next(filter(shapes.__contains__, group.source_paths), None)
+        axes = [axis.text for axis in row.sources[0].axes]
+        pads = row.values.pad
+        if path is None or not pads or any(name not in axes for name, _ in pads):
+            continue
+        places = [axes.index(name) for name, _ in pads]
+        lengths = [
+            (sum(widths), shapes[path][place], leaves[path].shape[place])
+            for place, (_, widths) in zip(places, pads, strict=True)
+        ]
+        more = 0 if row.values.undoes else 1
+        if all(
+            old != new and math.gcd(old + more * pad, new + more * pad) <= pad
+            for pad, old, new in lengths
+        ):
+            resized.add(row)
+    return resized
+
+
+def _of_more_numbers(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
+    """Return the rows whose paths have numbers of which there are twice as many."""
+    olds, news = map(_counts, (shapes, leaves))
+    by_row: dict[Row, list[str]] = {}
+    for group in plan.groups:
+        by_row.setdefault(group.row, []).extend(group.source_paths)
+    for path, place in plan.places(plan.dropped).items():
+        by_row.setdefault(plan.rows[place], []).append(path)
+
+    def has_more(path: str) -> bool:
+        tokens, template = tokens_of(path), template_of(path)
+        every = [template[:n] for n in range(len(tokens)) if template[n] is None]
+        several = [above for above in every if len(olds.get(above, ())) > 1]
+        return bool(several) and all(
+            len(news[above]) >= 2 * len(olds[above]) for above in several
+        )
+
+    return {row for row, paths in by_row.items() if all(map(has_more, paths))}
+
+
+def _counts(paths: Iterable[str]) -> dict[tuple[str | None, ...], set[str]]:
+    """Return the numbers of paths, by what is before them."""
+    numbers: dict[tuple[str | None, ...], set[str]] = {}
+    for path in paths:
+        tokens, template = tokens_of(path), template_of(path)
+        for place, token in enumerate(template):
+            if token is None:
+                numbers.setdefault(template[:place], set()).add(tokens[place])
+    return numbers
+
+
+def _without_answered_marks(
+    migration: Migration, answers: Mapping[str, Collection[Row]]
+) -> Migration:
+    """Return tables in which rows lack the marks that another size answers."""
 
     def answered(row: Row) -> tuple[Any, Any]:
         source, value = row.typed()
-        if row not in rows or not row.notes.check:
+        marks = row.notes.check.split(", ")
+        left = [mark for mark in marks if row not in answers.get(mark, ())]
+        if left == marks:
             return source, value
         target, options = value
-        left = [each for each in row.notes.check.split(", ") if each not in ANSWERED]
         options = {name: options[name] for name in options if name != "check"}
         options |= {"check": ", ".join(left)} if left else {}
         return source, (target, options) if options else target

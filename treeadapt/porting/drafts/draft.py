@@ -130,7 +130,7 @@ def draft_marked(
                 for row in rows
                 for part in evidence.by_dtype(row)
             ]
-    draft = finished(evidence, rows, found.unread, notes, stated)
+    draft = finished(evidence, rows, found.unread, notes, stated, found.between.inner)
     return found.between.around(draft)
 
 

@@ -19,7 +19,9 @@ from treeadapt.porting.drafts.merging import canonical, is_guess, merged
 from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
 from treeadapt.porting.drafts.numbers import find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
+from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import DraftRow, Hole
+from treeadapt.porting.drafts.single_numbers import with_single_numbers
 from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.writing import (
     as_table,
@@ -74,6 +76,7 @@ def finished(
     unread: Sequence[str] | None,
     notes: list[str],
     stated: ModelConfig,
+    inner: Collection[tuple[int, Pattern]] = (),
 ) -> MigrationDraft:
     """Return the draft of some rows.
 
@@ -84,6 +87,7 @@ def finished(
             function was called.
         notes: what is known already.
         stated: of heads and first layers.
+        inner: what is before numbers whose count is in ``sizes`` of other tables.
     """
     source, target = evidence.source, evidence.target
     place = {path: number for number, path in enumerate(source.leaves)}
@@ -98,9 +102,14 @@ def finished(
     )
     united = [_bare(row, source, target) for row in live]
     texts, of_rows = written(_in_order(united), stated)
+    texts = sorted(
+        [*texts, *dropping(unread or (), source.leaves)],
+        key=lambda each: each.row.is_rest,
+    )
     texts = rows_apart(texts, [*source.leaves], [*target.leaves])
     texts, of_rows = with_first_layers(texts, of_rows, stated)
-    texts = sorted([*texts, *dropping(unread or ())], key=lambda each: each.row.is_rest)
+    texts, note = with_single_numbers(texts, inner)
+    notes += [note] if note else []
     made = {path for row in united for path in row.target_paths}
     constants = {blank: _constants(evidence, made, blank) for blank in BLANKS}
     new = {text: blank for blank, every in constants.items() for text in every}
@@ -142,6 +151,8 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
     is_of_heads = counts_heads(row)
     if is_guess(row, stated.head_sizes(row) if is_of_heads else ()):
         row = row.marked("sizes", "which of two equal sizes is in [sizes]")
+    if row.pads or row.cuts:
+        row = row.marked("length", "how many these are was seen at this size alone")
     if is_of_heads and (other := stated.contradiction(row)):
         row = row.marked("heads", other)
     return row

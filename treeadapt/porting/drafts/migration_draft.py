@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -57,7 +58,9 @@ _MOST_NOTES = 6  # above a row
 _NEXT = {
     "functions": "ta.match_models proves a table, given both models as functions.",
     "answers": "ta.find_wrong_rows names a wrong row, given answers of one model.",
-    "size": "draft.check at another size answers the marks 'sizes' and 'scale'.",
+    "size": (
+        "draft.check at another size answers 'length', 'numbers', 'scale' and 'sizes'."
+    ),
 }
 _KINDS = ("by values", "to check")
 
@@ -106,7 +109,7 @@ class MigrationDraft:
         Returns:
             A report that is false if something differs. It says which rows do, and at
             which paths. Its ``migration`` is the table, and where all is equal, without
-            the marks ``sizes`` and ``scale`` of leaves that have other shapes.
+            the marks that this size answers.
 
         Raises:
             MigrationError: a side holds no numbers; the function raises, or returns no
@@ -314,19 +317,42 @@ def _row_lines(each: WrittenRow, above: str) -> list[str]:
     ]
 
 
-def dropping(paths: Sequence[str]) -> Iterator[WrittenRow]:
-    """Yield rows that drop leaves, those that differ in numbers as one."""
+def dropping(paths: Iterable[str], others: Iterable[str] = ()) -> Iterator[WrittenRow]:
+    """Yield rows that drop leaves, those that differ in numbers as one.
+
+    Args:
+        paths: of the leaves.
+        others: of leaves, some of which may differ from these in numbers alone: then
+            rows list the numbers.
+    """
+    every = by_template(others)
     for template, members in by_template(paths).items():
-        tokens = [*map(tokens_of, members)]
-        text = ""
-        for place, token in enumerate(template):
-            if token is None:
-                numbers = {each[place] for each in tokens}
-                text += "*" if len(numbers) > 1 else numbers.pop()
-            else:
-                text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
-        row = DraftRow((), (), {}, ((tuple(members), ()),), "values")
-        yield WrittenRow((text.replace(SPLIT, ESCAPED_SPLIT),), (), {}, row)
+        is_all = {*members} >= {*every.get(template, ())}
+        numbers = [
+            [*dict.fromkeys(each)]
+            for each in zip(*map(tokens_of, members), strict=True)
+        ]
+        is_grid = math.prod(map(len, numbers)) == len(members)
+        for some in [members] if is_all or is_grid else [[path] for path in members]:
+            text = _dropped(template, some, in_full=not is_all)
+            row = DraftRow((), (), {}, ((tuple(some), ()),), "values")
+            yield WrittenRow((text,), (), {}, row)
+
+
+def _dropped(
+    template: Sequence[str | None], paths: Sequence[str], *, in_full: bool
+) -> str:
+    """Return the address of leaves that differ in numbers."""
+    text = ""
+    tokens = [*map(tokens_of, paths)]
+    for place, token in enumerate(template):
+        if token is None:
+            numbers = [*dict.fromkeys(each[place] for each in tokens)]
+            listed = f"{{n{place}={','.join(numbers)}}}" if in_full else "*"
+            text += listed if len(numbers) > 1 else numbers[0]
+        else:
+            text += "".join(f"\\{c}" if c in "\\{}*?[" else c for c in token)
+    return text.replace(SPLIT, ESCAPED_SPLIT)
 
 
 def _listed(texts: Iterable[str], limit: int = 200) -> list[str]:

@@ -36,11 +36,14 @@ class NearerSides:
         calls: the sides, once, or twice with different numbers.
         names: of each side, those of its leaves that it has another name for here.
         tables: those above the draft, and those below it.
+        inner: sides, and what is before a number of their paths that tables made, and
+            whose count is in ``sizes``.
     """
 
     calls: Sequence[tuple[Side, Side]]
     names: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     tables: tuple[tuple[Migration, ...], tuple[Migration, ...]] = ((), ())
+    inner: frozenset[tuple[int, Pattern]] = frozenset()
 
     def own(self, side: int, path: str) -> str:
         """Return the name that a leaf has on its own side."""
@@ -98,6 +101,7 @@ class NearerSides:
         """
         names: dict[str, str] = {}
         forms: dict[tuple[str, str], None] = {}
+        inner: set[tuple[int, Pattern]] = set()
         for path in self.calls[0][side].leaves:
             if template_of(path)[: len(above) + 1] != (*above, None):
                 continue
@@ -107,8 +111,9 @@ class NearerSides:
             end = rest[:1] or "."
             if end not in _ENDS:
                 return None
-            block, inner = divmod(number, size)
-            names[f"{''.join(head)}{block}{end}{inner}{rest}"] = path
+            block, within = divmod(number, size)
+            names[f"{''.join(head)}{block}{end}{within}{rest}"] = path
+            inner.add((side, (*above, None, end)))
             forms[_form(above, rest)] = None
         if not names.keys().isdisjoint(self.calls[0][side].leaves):
             return None
@@ -116,7 +121,9 @@ class NearerSides:
         if len(names) < len(self.calls[0][side].leaves):
             rows.append(("{rest:**}", "{rest}"))
         table = Migration(rows, sizes={"i": size})
-        return self._with_side(side, names, table if side == 0 else table.inverse)
+        table = table if side == 0 else table.inverse
+        spelled = self._with_side(side, names, table)
+        return dataclasses.replace(spelled, inner=self.inner | inner)
 
     def _with_side(
         self, side: int, names: Mapping[str, str], table: Migration

@@ -6,15 +6,13 @@ The first row that matches takes a leaf. A number that both paths have is writte
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from treeadapt.migrations.planning import assign
 from treeadapt.migrations.problems import Problems
-from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.rows import DraftRow, Hole
 from treeadapt.porting.drafts.writing import WrittenRow, is_any_text
 from treeadapt.text.names import listing
@@ -82,24 +80,53 @@ class _Order:
                     raised.add(owner)
                 tried.add((side, number, owner))
             left = [path for path in astray if owners.get(path) not in raised]
-            if left and side == 0:
-                self._narrow(number, read[number], left)
+            if left and side == 0 and not self._narrow(number, left):
+                rivals = {owners.get(path, number) for path in left} - {number}
+                shared = {n: [*filter(read[n].takes, own[number])] for n in rivals}
+                if not self._raise_narrowed(number, shared):
+                    self._mark(number, left)
 
-    def _narrow(self, number: int, read: Row, strays: Sequence[str]) -> None:
-        """Narrow a row that takes other leaves, or mark it."""
+    def _narrow(self, number: int, strays: Sequence[str]) -> bool:
+        """Narrow a row that takes other leaves, if it can be."""
         row = self.live[number]
-        narrower = None if number in self._tried else _narrowed(row, read, strays)
-        if narrower is None and ("marked", number) not in self._tried:
-            self._tried.add(("marked", number))
-            note = f"it takes {listing(strays, limit=3)}, too"
-            marked = row.row.marked("other leaves", note)
-            narrower = dataclasses.replace(row, row=marked)
+        narrower = None if number in self._tried else _narrowed(row, strays)
         self._tried.add(number)
         self.live[number] = narrower or row
+        return narrower is not None
+
+    def _raise_narrowed(self, number: int, shared: Mapping[int, Sequence[str]]) -> bool:
+        """Narrow the rows whose leaves a row takes, and raise them above it.
+
+        Args:
+            number: of the row.
+            shared: its own leaves that these rows would take, by their numbers.
+        """
+        narrower = {
+            n: _narrowed(self.live[n], strays)
+            for n, strays in shared.items()
+            if ("raised", n) not in self._tried
+        }
+        rows = {n: row for n, row in narrower.items() if row is not None}
+        if not shared or len(rows) < len(shared):
+            return False
+        for owner, row in rows.items():
+            self._tried.add(("raised", owner))
+            self.live[owner] = row
+            self.numbers.remove(owner)
+            self.numbers.insert(self.numbers.index(number), owner)
+        return True
+
+    def _mark(self, number: int, strays: Sequence[str]) -> None:
+        row = self.live[number]
+        note = f"it takes {listing(strays, limit=3)}, too"
+        self.live[number] = row.with_row(row.row.marked("other leaves", note))
 
 
-def _narrowed(row: WrittenRow, read: Row, strays: Sequence[str]) -> WrittenRow | None:
+def _narrowed(row: WrittenRow, strays: Sequence[str]) -> WrittenRow | None:
     """Return a row whose captures are lists, so that it takes no stray leaf."""
+    if not row.row.sources:
+        return None
+    read = row.read
     texts: dict[str, dict[str, None]] = {}
     for path in row.row.source_paths:
         for address in read.sources:

@@ -95,6 +95,10 @@ class WrittenRow:
             self, sources=sources, targets=targets, spelling=spelling
         )
 
+    def with_row(self, row: DraftRow) -> WrittenRow:
+        """Return it with other marks and notes."""
+        return dataclasses.replace(self, row=row)
+
     @property
     def pair(self) -> tuple[Any, Any]:
         """The source and the target as in a table."""
@@ -231,7 +235,7 @@ def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
         for at, token in enumerate(place.tokens):
             if not (isinstance(token, Hole) and token.shift):
                 continue
-            for other in (each.row for each in rows):
+            for other in (each.row for each in rows if each.targets):
                 holes = [p.tokens[at] for p in other.sources if len(p.tokens) > at]
                 paths = map(tokens_of, other.source_paths)
                 start = place.tokens[:at]

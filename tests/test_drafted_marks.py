@@ -1,0 +1,179 @@
+"""Marks of drafted rows: numbers that were seen at one model alone are said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from test_drafts import float32
+
+import treeadapt as ta
+
+Leaves = dict[str, Any]
+
+
+def marks(draft: Any) -> dict[str, str]:
+    """What each row of a table rests on, by its text."""
+    return {row.text: row.notes.check for row in draft.migration.rows}
+
+
+def words(rows: int, width: int) -> Leaves:
+    return float32({"embed": np.zeros((rows, width)), "up": np.zeros((width, 3))})
+
+
+def padded(multiple: int) -> Callable[[Leaves], Leaves]:
+    """A vocabulary that is made as long as the next multiple of a number."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        more = -len(leaves["embed"]) % multiple
+        return {"wte": np.pad(leaves["embed"], ((0, more), (0, 0))), "up": leaves["up"]}
+
+    return convert
+
+
+def longer(count: int) -> Callable[[Leaves], Leaves]:
+    return lambda leaves: {
+        "wte": np.pad(leaves["embed"], ((0, count), (0, 0))),
+        "up": leaves["up"],
+    }
+
+
+def shorter(count: int) -> Callable[[Leaves], Leaves]:
+    return lambda leaves: {"wte": leaves["embed"][:-count], "up": leaves["up"]}
+
+
+@pytest.mark.parametrize("convert", [padded(8), longer(3), shorter(3)])
+def test_how_much_an_axis_is_longer_is_marked(convert):
+    draft = ta.draft_migration(words(37, 11), convert=convert)
+    assert marks(draft) == {"embed : v e": "length", "up": ""}
+    assert str(draft).startswith("2 rows: 1 by values, 1 to check.\n")
+
+
+@pytest.mark.parametrize(
+    ("convert", "rows", "left"),
+    [
+        (padded(8), 37, "length"),  # no other vocabulary
+        (padded(8), 45, "length"),  # three more, as for any rows of this kind
+        (longer(3), 45, "length"),  # 40 and 48 have a divisor, too
+        (longer(3), 46, ""),
+        (shorter(3), 46, ""),
+        (shorter(3), 45, ""),
+        (shorter(3), 47, ""),
+    ],
+)
+def test_another_length_answers_how_much_it_is_longer(convert, rows, left):
+    draft = ta.draft_migration(words(37, 11), convert=convert)
+    report = draft.check(words(rows, 13), convert)
+    assert report, str(report)
+    assert marks(report)["embed : v e"] == left
+
+
+def layers(count: int, width: int, *names: str) -> Leaves:
+    shape = (width, width + 2)
+    return float32(
+        {f"layers.{n}.{k}.w": np.zeros(shape) for n in range(count) for k in names}
+    )
+
+
+def but_the_last(leaves: Leaves) -> Leaves:
+    count = len(leaves)
+    return {f"blk.{n}.w": leaves[f"layers.{n}.up.w"] for n in range(count - 1)}
+
+
+def stacked_but_the_last(leaves: Leaves) -> Leaves:
+    return {"blocks": np.stack([*leaves.values()][:-1])}
+
+
+def after_blocks(leaves: Leaves) -> Leaves:
+    """Layers in blocks of three, and those that are left one by one."""
+    every = [leaf.T for leaf in leaves.values()]
+    end = len(every) - len(every) % 3
+    made = {f"blocks/{n}": np.stack(every[n:end:3], 1) for n in range(3)}
+    return made | {f"rest/{n}": leaf for n, leaf in enumerate(every[end:])}
+
+
+@pytest.mark.parametrize(
+    ("convert", "count", "text"),
+    [
+        (but_the_last, 4, "layers.3.up.w"),
+        (stacked_but_the_last, 4, "layers.3.up.w"),
+        (after_blocks, 8, "layers.{l+6}.up.w : o i"),
+    ],
+)
+def test_numbers_of_layers_that_were_seen_are_marked(convert, count, text):
+    source = layers(count, 5, "up")
+    draft = ta.draft_migration(source, convert=convert)
+    assert {row for row, mark in marks(draft).items() if mark} == {text}
+    assert marks(draft)[text] == "numbers"
+    made = draft.migration(source, convert(source))
+    assert not ta.tree_diff(made, convert(source), values=True)
+    assert marks(draft.check(layers(count, 7, "up"), convert)) == marks(draft)
+
+
+def test_the_last_layer_of_a_target_is_marked():
+    def convert(leaves: Leaves) -> Leaves:
+        made = {path.replace("layers", "h"): leaf for path, leaf in leaves.items()}
+        return made | {f"h.{len(leaves) - 1}.up.w": made.pop("head")}
+
+    source = layers(3, 5, "up") | float32({"head": np.zeros((5, 7))})
+    draft = ta.draft_migration(source, convert=convert)
+    assert marks(draft)["head"] == "numbers"
+
+
+def test_twice_as_many_layers_answer_which_were_meant():
+    def convert(leaves: Leaves) -> Leaves:
+        others = [leaves[f"layers.{n}.up.w"] for n in range(2, len(leaves))]
+        return {"h": np.stack(others), "a": leaves["layers.1.up.w"].T}
+
+    draft = ta.draft_migration(layers(5, 5, "up"), convert=convert)
+    assert "numbers" in marks(draft).values()
+    for count, is_left in ((5, True), (7, True), (10, False)):
+        report = draft.check(layers(count, 11, "up"), convert)
+        assert report, str(report)
+        assert ("numbers" in marks(report).values()) == is_left
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"net.0.w": (5, 7), "net.2.w": (3, 5)},
+        {f"h.{n}.Conv_{k}.w": (5, 7 + k) for n in range(3) for k in (0, 1)},
+        {f"h.{n}.bn{k}.w": (5 + (k == 3),) for n in range(3) for k in (1, 2, 3)},
+    ],
+)
+def test_a_number_that_is_a_name_is_not_marked(names):
+    source = float32({path: np.zeros(shape) for path, shape in names.items()})
+
+    def convert(leaves: Leaves) -> Leaves:
+        return {path.replace(".", "/"): leaf.T for path, leaf in leaves.items()}
+
+    assert not ta.draft_migration(source, convert=convert).doubtful
+
+
+def test_a_number_of_one_leaf_alone_is_noted():
+    def convert(leaves: Leaves) -> Leaves:
+        return {path.replace(".", "/"): leaf.T for path, leaf in leaves.items()}
+
+    source = layers(4, 5, "up") | float32({"layers.2.lstm": np.zeros((7, 3))})
+    draft = ta.draft_migration(source, convert=convert)
+    assert not draft.doubtful
+    assert "with others, no row takes the leaves of: 'layers.2.lstm" in str(draft)
+
+
+def test_a_row_for_few_of_the_leaves_of_another_is_above_it():
+    """As of EnCodec: one bias has size 1, and so a row of its own."""
+    ends = {"encoder": (0, 3, 6), "decoder": (0, 3)}
+    shapes = {
+        **{f"{s}.layers.{n}.bias": (5 + n,) for s in ends for n in ends[s]},
+        "decoder.layers.6.bias": (1,),
+    }
+    source = float32({path: np.zeros(shape) for path, shape in shapes.items()})
+
+    def convert(leaves: Leaves) -> Leaves:
+        return {path.replace(".", "/"): leaf for path, leaf in leaves.items()}
+
+    draft = ta.draft_migration(source, convert=convert)
+    made = draft.migration(source)
+    assert not ta.tree_diff(made, convert(source), values=True)
