@@ -260,6 +260,13 @@ def test_a_table_that_fits_the_file_alone_is_not_said_to_fit(folder, target):
     text = str(caught.value)
     assert "'tunix/qwen3' fits this checkpoint, but not this target" in text
     assert text.count("The rows are of the table") == 1
+    ta.save(folder.parent / "own.safetensors", {"up": np.ones((3, 22, 17), "float32")})
+    result = command.invoke(
+        *("convert", folder, folder.parent / "new", "--migration", "tunix/qwen2"),
+        *("--target", folder.parent / "own.safetensors"),
+    )
+    assert result.exit_code in (1, 2)
+    assert "qwen3 fits this checkpoint, but not this target" in result.output
     with pytest.raises(ta.MigrationError, match="'tunix/qwen3' fits\\. Sizes"):
         ta.load(folder, target, migration="tunix/qwen2")
 

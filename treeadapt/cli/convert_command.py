@@ -288,7 +288,9 @@ def fitting_migration(
             f"{listing(fitting)} fit, and which is meant is not known. Name that one."
         )
     if not fitting:
-        hints = tables_that_take(stored, table.published) if len(files) == 1 else []
+        likes = None if target is None else view_tree(target).flat()
+        published = table.published if len(files) == 1 else None
+        hints = tables_that_take(stored, published, likes)
         hints += filter(None, [all_shards(stored)])
         raise MigrationError("\n".join([" | ".join(misses), *hints]))
     ((file, (table, plan)),) = fitting.items()
