@@ -25,6 +25,7 @@ from sizes import slow_but
 from wrong_models import MODELS
 
 import treeadapt as ta
+from treeadapt.porting.matching.judge import Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -216,15 +217,23 @@ def test_a_kind_of_gelu_is_nearest():
     assert 1e-4 < found.after < 0.05
 
 
-def test_answers_that_differ_by_more_than_rounding_are_said():
+def test_answers_that_differ_by_more_than_rounding_are_nearest():
     plain = line()
     assert plain.match().why == ()
     apart = line(reference=lambda p: plain.reference(p) * np.float32(1 + 3e-5))
     found = apart.match()
-    assert found.found
-    assert any("tolerance=1e-05 asks for less" in why for why in found.why)
-    strict = apart.match(tolerance=1e-5)
-    assert not strict.found
+    assert found.verdict == "nearest"
+    assert found.migration is None
+    assert any("and rounding changes them by" in why for why in found.why)
+    assert apart.match(tolerance=2e-4).found  # as the message says
+
+
+def test_what_rounding_of_numbers_changes_as_much_is_rounding():
+    apart = Verdict(usual=5e-5, small=1e-6, depends=True, rounding=1e-7)
+    assert not apart.is_right(1e-4)
+    assert dataclasses.replace(apart, rounding=1e-6).is_right(1e-4)
+    assert apart.is_right(1e-3)
+    assert not apart.is_right(1e-6)
 
 
 def test_constant_models_never_match():
