@@ -710,6 +710,11 @@ def test_a_rules_file_in_yaml_gets_an_error_that_is_true(npz, tmp_path):
         (("show", "x", "--fromat", "json"), "--fromat"),
         (("show", "x", "--format", "xml"), "is not one of"),
         (("shwo", "x"), "No such command 'shwo'"),
+        (("check", "x"), "No such command 'check'. Did you mean 'lint'?"),
+        (
+            ("explain", "x", "y", "--format", "json"),
+            "These commands have it: compare, diff, draft, lint, show, tables.",
+        ),
         (("show", "x", "--depth", "0"), "not in the range"),
     ],
 )

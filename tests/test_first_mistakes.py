@@ -122,12 +122,30 @@ def test_an_inverse_that_is_called_without_a_tree_is_explained():
         ("save_pretrained", "save"),
         ("convert", "migration=table"),
         ("mask", "param_mask"),
+        ("mask_params", "param_mask"),
+        ("label_params", "param_labels"),
+        ("labels", "param_labels"),
     ],
 )
 def test_names_of_other_libraries_lead_to_ours(name, ours):
     with pytest.raises(AttributeError, match="Did you mean") as caught:
         getattr(ta, name)
     assert ours in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "cure"),
+    [
+        ({"train": optax.adam(1e-3), "frozen": None}, "Leave it out"),
+        ({"train": None}, 'write "frozen" in the rules'),
+        ({"train": 0.1}, "name the optimizer: optax.adam\\(0.1\\)"),
+        ({"train": optax.adam}, "call it, adam\\(...\\).$"),
+    ],
+)
+def test_what_is_not_an_optimizer_is_not_taken_for_another_order(transforms, cure):
+    with pytest.raises(ta.TransformError, match=cure) as caught:
+        ta.partition(transforms, {"encoder": "frozen", "**": "train"})
+    assert "First comes" not in str(caught.value)
 
 
 def test_factors_as_small_as_rates_warn():

@@ -261,6 +261,53 @@ def test_explain_says_what_trains_the_layers_of_an_array(rules, tmp_path):
     assert [(row["label"], row["leaves"]) for row in rows] == [("slow", 1), ("fast", 3)]
 
 
+def test_explain_says_which_factor_and_which_masks_a_leaf_gets(rules, model):
+    table = "{ 'h/{0..5}' = 0.1, '**/scale' = 0.5, '**' = 1.0 }"
+    rules.write_text(
+        'version = 1\n[rules]\n"**" = "all"\n[[optimizers.all]]\ntype = "adamw"\n'
+        'learning_rate = 1e-3\nmask = "**/kernel"\n[[optimizers.all]]\n'
+        f'type = "scale_by_rules"\nrules = {table}\n'
+    )
+    path = "h/0/mlp/c_fc/kernel"
+    out = run("explain", model, path, "--rules", rules)
+    assert "scale_by_rules(rules={...})" in out
+    assert "\noptimizers.all[0].learning_rate is 0.001\n" in out
+    assert f"\noptimizers.all[0].mask selects '{path}'\n" in out
+    assert f"all[1].rules gives 0.1 to '{path}', by 'h/{{0..5}}'\n" in out
+    out = run("explain", model, "ln_f/scale", "--rules", rules)
+    assert "mask does not select 'ln_f/scale'\n" in out
+    assert "rules gives 0.5 to 'ln_f/scale', by '**/scale'\n" in out
+
+
+def test_explain_says_which_factors_the_layers_of_an_array_get(rules, tmp_path):
+    model = tmp_path / "model.schema.toml"
+    ta.save(model, {"blocks": {"w": jnp.ones((6, 2))}, "head": jnp.ones(2)})
+    rules.write_text(
+        'version = 1\n[rules]\n"**" = "all"\n[stacks]\n"blocks" = 0\n[given]\n'
+        'factors = { "blocks/{0..2}" = 0.1, "**" = 1.0 }\n[[optimizers.all]]\n'
+        'type = "sgd"\nlearning_rate = 0.1\n[[optimizers.all]]\n'
+        'type = "scale_by_rules"\nrules = { given = "factors" }\n'
+    )
+    out = run("explain", model, "blocks/w", "--rules", rules)
+    assert "scale_by_rules(rules=factors)" in out
+    assert "given.factors gives 0.1 to 'blocks/{0..2}/w', by 'blocks/{0..2}'\n" in out
+    assert "given.factors gives 1.0 to 'blocks/{3..5}/w', by '**'\n" in out
+    out = run("explain", model, "blocks/4/w", "--rules", rules)
+    assert out.endswith("given.factors gives 1.0 to 'blocks/4/w', by '**'\n")
+
+
+def test_a_number_that_toml_writes_otherwise_is_written_so(rules):
+    for text, cure in (("steps=.5", "steps=0.5"), ("steps=010", "steps=10")):
+        out = run("lint", "--rules", rules, "--given", text, code=2)
+        assert f"Write --given {cure}." in out
+
+
+def test_a_tree_that_is_not_there_is_said_before_what_its_optimizers_need(rules):
+    out = run("show", "absent.safetensors", "--rules", rules, code=2)
+    assert "absent.safetensors" in out
+    assert "--given" not in out
+
+
 def test_a_given_value_is_toml(rules, model):
     for text in ("steps", "steps=", "steps=ten", "=1", f"steps={'[' * 2_000}"):
         code = 2 if text != "=1" else 1

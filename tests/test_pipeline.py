@@ -113,6 +113,20 @@ def test_compare_prints_what_the_page_lists(files):
     assert f"note: treeadapt draft {model} {other} writes a table." in text
 
 
+def test_compare_says_which_call_loads_a_part(files):
+    target = dict(ta.read_metadata(files["model"]))
+    whole = files["model"].with_name("whole.safetensors")
+    ta.save(whole, {"params": {path: jnp.ones(x.shape) for path, x in target.items()}})
+    text = command.run("compare", whole, files["model"], code=1)
+    assert "All leaves of the target are below 'params' in it: ta.load(" in text
+    assert "treeadapt draft" not in text
+    assert "where='params'" in read("compare", whole, files["model"], code=1)["hint"]
+    report = ta.compare_checkpoint(whole, target)
+    assert report.hint in str(report)
+    loaded = ta.load(whole, {"params": target}, where="params")["params"]
+    assert [*loaded] == [*target]
+
+
 def test_compare_says_numbers_as_json_can(files):
     ta.save(files["model"], {"loss": float("nan"), "w": jnp.ones((2, 3)), "step": 7})
     ta.save(files["other"], {"loss": 0.5, "w": jnp.ones((2, 2)), "step": 7.5})

@@ -114,6 +114,7 @@ _ELSEWHERE = {
     "from_pretrained load_checkpoint load_pretrained load_safetensors": "load",
     "load_file load_params load_pytorch load_state_dict load_weights restore": "load",
     "load_report": "compare_checkpoint",
+    "get_labels labels make_labels": "param_labels",
     "mask": "param_mask",
     "masked": "freeze, or optax.masked(tx, treeadapt.glob(pattern)) inside adapt",
     "match_partition_rules": "partition_specs",
@@ -141,8 +142,15 @@ def _meant(name: str) -> str:
     import difflib  # here, because only an error needs it
 
     ours = (new for old, new in _ELSEWHERE.items() if name in old.split())
-    near = next(itertools.chain(ours, difflib.get_close_matches(name, __all__, 1)), "")
-    return near and f". Did you mean {near}?"
+    near = difflib.get_close_matches(name, __all__, 1)
+    # The words of ``label_params`` are those of ``param_labels``.
+    turned = (new for new in __all__ if _words(new) == _words(name))
+    found = next(itertools.chain(ours, turned, near), "")
+    return found and f". Did you mean {found}?"
+
+
+def _words(name: str) -> list[str]:
+    return sorted(word.lower().rstrip("s") for word in name.split("_"))
 
 
 def __dir__() -> list[str]:

@@ -336,7 +336,7 @@ def require_fit(source: Source, report: LoadReport, wanted: Wanted) -> None:
         warnings.warn("\n".join(lines), TreeAdaptWarning, stacklevel=3)
 
 
-def _is_unlike(report: LoadReport) -> bool:
+def is_unlike(report: LoadReport) -> bool:
     """Return whether no leaf fits, though there are some."""
     return not report.restored and bool(report.unexpected or report.misshaped)
 
@@ -363,7 +363,7 @@ def _call(source: Source, report: LoadReport, wanted: Wanted) -> Iterator[str]:
             f"{plural(1 + len(others), 'leaf')} of another dtype: pass cast=True to "
             f"convert what is stored ({listing([path])} from {there} to {like})."
         )
-    elif _is_unlike(report) and (not source.migrates or source.problems.origin):
+    elif is_unlike(report) and (not source.migrates or source.problems.origin):
         yield next_call(stored, wanted.likes or {}, wanted.random)
 
 
@@ -387,6 +387,6 @@ def _advice(source: Source, report: LoadReport, wanted: Wanted) -> list[str]:
             f"{listing(random, limit=2)}: random state of shapes without numbers. "
             "load(path, model), with a model in the place of its shapes, keeps its own."
         )
-    if _is_unlike(report) and not source.migrates:
+    if is_unlike(report) and not source.migrates:
         lines.append("Pass migration= to give what is stored other names and axes.")
     return lines

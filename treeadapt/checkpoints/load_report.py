@@ -55,6 +55,7 @@ class LoadReport:
         uncounted: keys that would say so, and that no configuration has.
         random: paths of random state, such as the keys of dropout, that keep what the
             target has, because the checkpoint has none.
+        hint: a sentence with the call that loads it, if no leaf fits and one is known.
     """
 
     restored: tuple[str, ...]
@@ -73,6 +74,7 @@ class LoadReport:
     random: tuple[str, ...] = ()
     miscounted: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
+    hint: str = ""
 
     @property
     def fits(self) -> bool:
@@ -132,6 +134,8 @@ class LoadReport:
         if self.extra_bytes:
             size = size_text(self.extra_bytes)
             lines.append(f"{size} between short ranges are read.")
+        if self.hint:
+            lines.append(self.hint)
         return "\n".join(lines)
 
 

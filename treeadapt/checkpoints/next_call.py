@@ -41,7 +41,25 @@ def next_call(
         likes: leaves of the target by path.
         random: paths of the target's random state, which published weights lack.
     """
-    name = "tree" if _is_tree(stored) else listing([str(stored.path)])
+    if call := likely_call(stored, likes, random):
+        return call
+    return (
+        f"ta.draft_migration({_name(stored)}, target) writes a table from these names "
+        "to the target's. If both models run here, ta.match_models proves one."
+    )
+
+
+def likely_call(
+    stored: Stored, likes: Mapping[str, Any], random: Collection[str] = ()
+) -> str:
+    """Return a sentence as ``next_call`` does, and nothing where no call is known.
+
+    Args:
+        stored: as for ``next_call``.
+        likes: as for ``next_call``.
+        random: as for ``next_call``.
+    """
+    name = _name(stored)
     wanted = {path: leaf.shape for path, leaf in likes.items() if is_array(leaf)}
     there = {path: leaf.array.shape for path, leaf in stored.table.items()}
     if parts := _parts_like(there, wanted):
@@ -63,10 +81,11 @@ def next_call(
     if shipped := [*_shipped(stored, likes, {*random})]:
         calls = (f"ta.load({name}, target, {arguments})" for arguments in shipped)
         return f"A table that ships with treeadapt fits: {', or '.join(calls)}."
-    return (
-        f"ta.draft_migration({name}, target) writes a table from these names to the "
-        "target's. If both models run here, ta.match_models proves one."
-    )
+    return ""
+
+
+def _name(stored: Stored) -> str:
+    return "tree" if _is_tree(stored) else listing([str(stored.path)])
 
 
 def all_shards(stored: Stored) -> str:

@@ -26,6 +26,7 @@ from treeadapt.checkpoints.accelerators import ToAccelerators
 from treeadapt.checkpoints.deciding import (
     Wanted,
     decided,
+    is_unlike,
     paths_to_load,
     relevant,
     require_count,
@@ -48,7 +49,12 @@ from treeadapt.checkpoints.leaves import (
 )
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.migrated import Source, named_migration, source_of, valueless
-from treeadapt.checkpoints.next_call import all_shards, next_call, tables_that_take
+from treeadapt.checkpoints.next_call import (
+    all_shards,
+    likely_call,
+    next_call,
+    tables_that_take,
+)
 from treeadapt.checkpoints.opening import opened
 from treeadapt.checkpoints.processes import agreed, spans_processes
 from treeadapt.checkpoints.reading import extra_bytes, read_ahead, read_arrays
@@ -497,8 +503,12 @@ def compare_checkpoint(
                 source.read(dict.fromkeys(report.restored)),
                 lambda name, array: boxes_to_read(likes[name], array.shape),
             )
+        hint = ""
+        if is_unlike(report) and not source.migrates:
+            hint = likely_call(source.first.stored, likes, wanted.random)
     return dataclasses.replace(
         report,
+        hint=hint,
         migration=place,
         extra_bytes=extra,
         decoded=dict(stored.decoded),

@@ -60,7 +60,8 @@ def compare_with_model(
     else:
         for line in str(report).splitlines():
             click.echo(printable(line))
-        if report.missing and report.unexpected and migration is None:
+        is_renamed = report.missing and report.unexpected and not report.hint
+        if is_renamed and migration is None:
             names = f"{url.shown(checkpoint)} {url.shown(target)}"
             click.echo(printable(f"note: treeadapt draft {names} writes a table."))
     if not report.fits:

@@ -92,8 +92,14 @@ def explain_rules(
         click.echo(printable(f"{name!r} {wording}."))
     labels = dict.fromkeys(decision.values[row] for row in rows)
     for label in labels:
-        for line in explain_optimizer(optimizers, label) if optimizers else ():
-            click.echo(printable(line))
+        alike = [
+            row
+            for row in rows
+            if decision.is_array[row] and decision.values[row] == label
+        ]
+        if optimizers is not None:
+            for line in explain_optimizer(optimizers, decision, alike, label):
+                click.echo(printable(line))
     return MISSING not in labels
 
 

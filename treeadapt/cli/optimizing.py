@@ -6,6 +6,7 @@ Takes the file and the values of ``--given``; gives rows for ``show``, findings 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,11 +24,14 @@ from treeadapt.optimizers.load import (
 )
 from treeadapt.reports.summary import Finding, Summary
 from treeadapt.reports.summary_rows import OptimizerRow
-from treeadapt.selection.decision import STATIC
+from treeadapt.selection.decision import MISSING, STATIC, Decision
+from treeadapt.selection.rules import Rules
+from treeadapt.selection.selectors import Selector, select
 from treeadapt.text.data_files import one_line
-from treeadapt.text.names import listing
-from treeadapt.text.places import place_text
+from treeadapt.text.names import fold, listing
+from treeadapt.text.places import Place, place_text
 from treeadapt.transforms.partition import FROZEN
+from treeadapt.trees.arrays import is_number
 
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000)
 
@@ -54,9 +58,15 @@ def read_optimizers(
         try:
             values |= {name.strip(): tomllib.loads(f"value = {value}")["value"]}
         except (tomllib.TOMLDecodeError, RecursionError) as error:
+            cure = (
+                "Write a name and a value of TOML: --given steps=10000, --given "
+                "'name=\"a text\"'."
+            )
+            with contextlib.suppress(ValueError):  # a number that TOML writes otherwise
+                number = int(value) if value.strip().isdecimal() else float(value)
+                cure = f"Write --given {name.strip()}={number}."
             raise click.UsageError(
-                f"--given has {listing([text])}: {one_line(error)}. Write a name and a "
-                "value of TOML: --given steps=10000, --given 'name=\"a text\"'."
+                f"--given has {listing([text])}: {one_line(error)}. {cure}"
             ) from error
     file = read_optimizer_file(path, allow_regex=allow_regex, given=values)
     if given and not file.tables:
@@ -131,16 +141,75 @@ def table_lines(file: OptimizerFile) -> Iterator[str]:
         yield f"[{place_text(place)}] is {_text(file, label)}"
 
 
-def explain_optimizer(file: OptimizerFile, label: Any) -> Iterator[str]:
-    """Yield what trains the leaves with a label, and at which rates."""
-    if label in (FROZEN, STATIC) or not isinstance(label, str):
+def explain_optimizer(
+    file: OptimizerFile, decision: Decision, rows: Sequence[int], label: Any
+) -> Iterator[str]:
+    """Yield what trains some leaves, at which rates, and what masks and factors say.
+
+    Args:
+        file: what the rules file says of optimizers.
+        decision: its rules, and the tree.
+        rows: the arrays, or layers, that have the label.
+        label: the label.
+    """
+    if not rows or label in (FROZEN, STATIC) or not isinstance(label, str):
         return
     tables = {name: x for name, x in file.tables.items() if name in (label, "")}
+    selections = [each for each in file.selections if each.label in (label, "")]
+    for selection in selections:
+        if isinstance(selection.where, Rules):  # what the rows get of it follows
+            tables = _folded(tables, _place_in_tables(selection.place))
     yield from table_lines(dataclasses.replace(file, tables=tables))
     for rate in file.rates:
         if rate.label in (label, ""):
-            text = f"{expression_text(rate.data)}{_at_steps(rate.value)}"
+            text = expression_text(rate.data)
+            if not is_number(rate.data):
+                text += _at_steps(rate.value)
             yield f"{place_text(rate.place)} is {text}"
+    for selection in selections:
+        by_answer: dict[tuple[str, str], list[str]] = {}
+        for path, *answer in _answers(selection.where, decision, rows):
+            by_answer.setdefault((answer[0], answer[1]), []).append(path)
+        for (verb, by), paths in by_answer.items():
+            text = f"{place_text(selection.place)} {verb}"
+            yield f"{text} {listing(fold(paths))}{by}"
+
+
+def _answers(
+    where: Selector | Rules, decision: Decision, rows: Sequence[int]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield paths of rows, what a mask or a table says of each, and by which rule."""
+    if not isinstance(where, Rules):
+        chosen = select(decision.view, where, unused="ignore")
+        for row in rows:
+            verb = "selects" if chosen[row] else "does not select"
+            yield decision.paths[row], verb, ""
+        return
+    table = where.match(decision.stored.tree)
+    row_of = {path: row for row, path in enumerate(table.paths)}
+    for path in (decision.paths[row] for row in rows):
+        value, rule = table.values[row_of[path]], table.deciding[row_of[path]]
+        if value is MISSING:
+            yield path, "has no pattern for", ""
+        else:
+            yield path, f"gives {value} to", f", by {table.rules.selectors[rule].typed}"
+
+
+def _place_in_tables(place: Place) -> Place:
+    """Return the keys to a place in ``OptimizerFile.tables``."""
+    return place[1:] if place[0] == "optimizers" else ("", *place[1:])
+
+
+def _folded(data: Any, place: Place) -> Any:
+    """Return data with dots for a table inside, if it is there."""
+    if not place:
+        return {"given": "{...}"}  # a name, which ``expression_text`` writes as it is
+    key, rest = place[0], place[1:]
+    if isinstance(data, dict) and key in data:
+        return {**data, key: _folded(data[key], rest)}
+    if isinstance(data, list) and isinstance(key, int) and key < len(data):
+        return [*data[:key], _folded(data[key], rest), *data[key + 1 :]]
+    return data  # the file has it in [given], by name
 
 
 def _text(file: OptimizerFile, label: Any) -> str:

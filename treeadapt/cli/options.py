@@ -55,6 +55,14 @@ interrupted; 141 the reader of a pipe left.
 TREE is a .safetensors, .npz, Flax .msgpack or PyTorch file (.bin, .pt, .pth), a folder
 of safetensors as Hugging Face has it, an Orbax folder, a schema (.schema.toml), a URL,
 module:function, which is run by jax.eval_shape, or module:model."""
+# What people call a command -> what it is called here.
+_MEANT = {
+    "check validate verify": "lint",
+    "inspect info list ls print summarize summary tree view": "show",
+    "copy export migrate rename save": "convert",
+    "which why": "explain",
+    "load": "compare",
+}
 _WIDTH = 58  # of a line that is not filled again; narrow terminals have 60 columns
 
 
@@ -76,13 +84,16 @@ class _ShortErrorGroup(click.Group):
     """Commands whose errors are short and show no traceback."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command; propose ``show`` for what is a tree."""
+        """Find the command; propose ``show`` for what is a tree, or a synonym."""
         name = args[0]
         if name not in self.commands and ({*"./:"} & {*name} or Path(name).exists()):
             raise Failure(
                 f"{listing([name])} is not a command. To see what is in it:\n"
                 f"treeadapt show {printable(' '.join(args))}"
             )
+        for words, meant in _MEANT.items():
+            if name in words.split():
+                ctx.fail(f"No such command {name!r}. Did you mean {meant!r}?")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -112,6 +123,8 @@ def _short_errors() -> Iterator[None]:
         typed = error.ctx.params if error.ctx else {}
         if isinstance(error, click.NoSuchOption) and command == PROGRAM:
             wording += " Options follow the command: treeadapt show TREE --rules FILE"
+        elif isinstance(error, click.NoSuchOption):
+            wording += _others_with(error.option_name)
         elif "unexpected extra argument" in wording and ".toml" in f"{wording}{typed}":
             wording += ". A rules file comes after --rules, a table after --migration."
         raise Failure(f"{wording}\nTry '{command} --help'.") from error
@@ -122,6 +135,16 @@ def _short_errors() -> Iterator[None]:
     except Exception as error:
         wording = " ".join(str(error).split())[:300]
         raise Failure(f"{type(error).__name__}: {wording}") from error
+
+
+def _others_with(option: str) -> str:
+    """Return a sentence with the commands that have an option; empty if none does."""
+    having = [
+        name
+        for name, command in sorted(app.commands.items())
+        if any(option in parameter.opts for parameter in command.params)
+    ]
+    return f" These commands have it: {', '.join(having)}." if having else ""
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -60,14 +60,14 @@ def show_tree(
         sources.require_order(tree, rules)
         table = load_rules(rules, allow_regex=allow_regex)
         optimizers = optimizing.read_optimizers(rules, given, allow_regex=allow_regex)
-        if optimizers.tables:
-            optimizing.require_whole(optimizers, rules)
     if not (rules or output or form or depth or where or statics):
         file = sources.read_rules_or_migration(tree, allow_regex=allow_regex)
         if file is not None:
             _show_table(tree, file)
             return
     source = sources.read_source(tree, decode=decode)
+    if rules is not None and optimizers is not None and optimizers.tables:
+        optimizing.require_whole(optimizers, rules)
     tx = None if optimizer is None else sources.read_optimizer(optimizer)
     if tx is None and optimizers is not None and mesh is not None:
         tx = optimizers.tx

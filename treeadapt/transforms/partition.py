@@ -51,7 +51,7 @@ from treeadapt.transforms.flat import (
 )
 from treeadapt.transforms.lift import is_function, lift
 from treeadapt.transforms.state_map import fast_params
-from treeadapt.trees.arrays import is_array
+from treeadapt.trees.arrays import is_array, is_number
 from treeadapt.trees.describing import describe, describe_argument
 from treeadapt.trees.views import view_tree
 
@@ -476,17 +476,23 @@ def _check_labels(transforms: Mapping[Any, Any]) -> None:
             "partition takes (transforms, rules), first {label: transformation}; got "
             f"{describe(transforms)}. For one transformation use treeadapt.adapt."
         )
-    for label, tx in transforms.items():
-        if not is_transformation(tx):
-            raise TransformError(
-                f"The transformation of {label!r} is {unlike_transformation(tx)}. "
-                "First comes {label: transformation}, and then the rules."
-            )
     if reserved := [label for label in (FROZEN, STATIC) if label in transforms]:
         raise TransformError(
             f"The label {reserved[0]!r} is reserved: such leaves do not move, have no "
             "state and need no transformation. Leave it out, or choose another label."
         )
+    for label, tx in transforms.items():
+        if not is_transformation(tx):
+            cure = " First comes {label: transformation}, and then the rules."
+            if tx is None:
+                cure = ' For leaves that do not move, write "frozen" in the rules.'
+            elif is_number(tx):
+                cure = f" With a rate alone, name the optimizer: optax.adam({tx})."
+            elif callable(tx):  # and the text says to call it
+                cure = ""
+            raise TransformError(
+                f"The transformation of {label!r} is {unlike_transformation(tx)}.{cure}"
+            )
     # Optax 0.2.8 accepts all of these, and fails later or does nothing.
     kinds = sorted({type(label).__name__ for label in transforms})
     with contextlib.suppress(TypeError):
