@@ -1,3 +1,3 @@
 """The version, written here and nowhere else; ``setup.cfg`` reads it."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
