@@ -122,7 +122,7 @@ def test_a_schedule_is_injected_as_the_error_says():
 @pytest.mark.parametrize(
     "rules",
     [
-        {"**": -0.5},
+        {"a": 0.0, "b": 1.0, "**": -0.5},
         {"a": 1, "**": -1e-4},
         {"a": [1.0, -0.5], "**": 1.0},
         {"a": np.float32(-0.5), "**": 1.0},
@@ -133,8 +133,8 @@ def test_a_negative_factor_warns_that_its_leaves_climb(rules):
         ta.scale_by_rules(rules)
 
 
-def test_negative_rates_do_not_warn():
-    for rules in ({"**": -1e-4}, {"a": 0.0, "**": -1e-3}):
+def test_factors_of_which_all_are_negative_do_not_warn():
+    for rules in ({"**": -1e-4}, {"a": 0.0, "**": -1e-3}, {"**": -1.0}):
         ta.scale_by_rules(rules)
 
 

@@ -325,6 +325,7 @@ def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
     check_updates(twin, make, three_groups(twin))
 
 
+@pytest.mark.filterwarnings("ignore:The factor -3 of scale_by_rules")
 @each_twin("ensemble", "nnx, metadata", step=2)
 def test_law_12_factors_of_updates(twin):
     rules = ta.Rules(

@@ -144,7 +144,7 @@ def _warn_of_rates(values: Sequence[Any]) -> None:
 
 
 def _warn_of_signs(names: Sequence[str], values: Sequence[Any]) -> None:
-    """Warn of negative factors, unless all are rates with a minus."""
+    """Warn of negative factors, unless none is positive: then the minus is meant."""
     numbers = [
         (who, float(number))
         for who, value in zip(names, values, strict=True)
@@ -152,7 +152,7 @@ def _warn_of_signs(names: Sequence[str], values: Sequence[Any]) -> None:
         for number in _real_numbers(value)
     ]
     every = [number for _, number in numbers if number != 0]
-    if not every or min(every) >= 0 or (max(every) < 0 and min(every) > -_LIKE_RATES):
+    if not every or min(every) >= 0 or max(every) < 0:
         return
     who, number = min(numbers, key=lambda each: each[1])
     warnings.warn(
