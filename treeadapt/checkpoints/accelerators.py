@@ -70,10 +70,9 @@ class ToAccelerators:
         self._reserved: dict[str, int] = {}  # room for what is not whole
         self._num_arrays: Counter[Any] = Counter()
         self._num_bytes: Counter[Any] = Counter()
-        has_devices = any(map(is_accelerator, jax.local_devices()))
-        for group in (
-            {id(x): x for x in groups.values()}.values() if has_devices else ()
-        ):
+        self._has_devices = any(map(is_accelerator, jax.local_devices()))
+        distinct = {id(each): each for each in groups.values()}
+        for group in distinct.values() if self._has_devices else ():
             for number, paths in enumerate(group.targets if group.move else ()):
                 names = [path for path in paths if path in likes]
                 form = group.move, number
@@ -94,7 +93,7 @@ class ToAccelerators:
         Raises:
             CheckpointError: the checkpoint cannot be read.
         """
-        if not any(map(is_accelerator, jax.local_devices())):
+        if not self._has_devices:
             yield from pairs
             return
         belt = _Belt(self._file)

@@ -51,7 +51,7 @@ def scale_by_rules(rules: RulesLike) -> optax.GradientTransformationExtraArgs:
 
     Warns:
         TreeAdaptWarning: all factors are positive and below 0.01, as if they were
-            learning rates; or one is negative, unless all are and above -0.01.
+            learning rates; or one is negative, and another positive.
 
     Example:
         >>> tx = scale_by_rules({"a": 0.5, "**": [1.0, 10.0]})
