@@ -21,7 +21,7 @@ import numpy as np
 from treeadapt.migrations.axes import Axis, Product
 from treeadapt.migrations.move import Layout, Move
 from treeadapt.migrations.rows import Piece
-from treeadapt.migrations.take import taken_name
+from treeadapt.migrations.take import Order, taken_name
 from treeadapt.migrations.templates import compose, decompose
 
 _MOST_BLOCKS = 4_096  # of nested parts, of an array; else it is read whole
@@ -302,37 +302,9 @@ def _part(
             several are copies, or factors.
         place: of the part in its box.
     """
-    axes = [axis.product(n) for s, n in parts for axis in move.sources[s].axes]
-    numbers = [move.sources[s].numbers for s, _ in parts]
-    ranges = {  # of copies, all must be equal
-        name: range(move.size[name]) for name in itertools.chain(*numbers, *axes)
-    }
-    ranges |= fixed
-    for product, span in spans:
-        first, last = (decompose(product, n, move.size) for n in (span[0], span[-1]))
-        ends = {name: range(first[name], last[name] + 1) for name in product}
-        ranges |= _joined(product, ends, move.size)
-    takes = []
-    for name, order in move.takes:
-        if taken_name(name) in ranges and name in ranges:
-            ranges[name], _ = order.within(ranges[taken_name(name)])
-    before: Ranges = {}
-    while before != ranges:  # until all are ranges of the sources' axes
-        before = dict(ranges)
-        for product in axes:
-            ranges |= _joined(product, ranges, move.size)
-
-    for name, order in move.takes:
-        if taken_name(name) in ranges and name in ranges:
-            around_them, inner = order.within(ranges[taken_name(name)])
-            more = around_them.start - ranges[name].start
-            takes.append((name, inner.after(more)))
-
-    def among(names: Sequence[str], values: Mapping[str, int]) -> int:
-        """Return the place that values have among the ranges of their names."""
-        offsets = {name: values[name] - ranges[name].start for name in names}
-        return compose(names, offsets, small.size)
-
+    products = [axis.product(n) for s, n in parts for axis in move.sources[s].axes]
+    names = [*itertools.chain(*(move.sources[s].numbers for s, _ in parts), *products)]
+    ranges, takes = _ranges_of_sources(move, fixed, spans, products, names)
     small = Move(
         tuple(
             Layout(
@@ -348,29 +320,71 @@ def _part(
         move.dtype,
         move.compares,
         tuple((each, len(_span(move, each, ranges))) for each, _ in move.lengths),
-        tuple(takes),
+        takes,
         (0,) * (target in move.zeros),
     )
-    # Within a name with several values all are whole: it is one range there.
-    starts = [
-        among(product, decompose(product, span.start, move.size))
-        for product, span in spans
-    ]
-    picks = tuple(
-        slice(start, start + len(span))
-        for start, (_, span) in zip(starts, spans, strict=True)
-    )
-    sources = tuple(_source(move, s, one, ranges) for s, one in parts)
+
+    def among(names: Sequence[str], values: Mapping[str, int]) -> int:
+        """Return the place that values have among the ranges of their names."""
+        offsets = {name: values[name] - ranges[name].start for name in names}
+        return compose(names, offsets, small.size)
+
+    picks = []
+    for product, span in spans:
+        # Within a name with several values all are whole: it is one range there.
+        start = among(product, decompose(product, span.start, move.size))
+        picks.append(slice(start, start + len(span)))
     leaf = among((*fixed,), {name: values.start for name, values in fixed.items()})
-    read = {*itertools.chain(*numbers, *axes)}
-    are_runs = all(small.size[name] == len(order) for name, order in takes)
-    read |= {taken_name(name) for name, _ in takes}
+    read = {*names, *(taken_name(name) for name, _ in takes)}
     is_tight = (
-        are_runs
+        all(small.size[name] == len(order) for name, order in takes)
         and small.count(name for name in fixed if name in read) == 1
         and all(_is_tight(small, *span, read, move.size) for span in spans)
     )
-    return Part(sources, small, leaf, picks, place, is_tight)
+    sources = tuple(_source(move, s, one, ranges) for s, one in parts)
+    return Part(sources, small, leaf, tuple(picks), place, is_tight)
+
+
+def _ranges_of_sources(
+    move: Move,
+    fixed: Ranges,
+    spans: Sequence[tuple[Product, range]],
+    products: Sequence[Product],
+    names: Sequence[str],
+) -> tuple[Ranges, tuple[tuple[str, Order], ...]]:
+    """Return which values of each name are read, and the orders to take them in.
+
+    Args:
+        move: of the group.
+        fixed: the numbers of the target's leaf.
+        spans: for each axis of the target its names, and what is wanted of them.
+        products: names of each axis of the sources.
+        names: of the sources; of copies, whose names no target has, all must be equal.
+    """
+    ranges = {name: range(move.size[name]) for name in names} | fixed
+    for product, span in spans:
+        first, last = (decompose(product, n, move.size) for n in (span[0], span[-1]))
+        ends = {name: range(first[name], last[name] + 1) for name in product}
+        ranges |= _joined(product, ends, move.size)
+    taken = [
+        (name, order, ranges[taken_name(name)])
+        for name, order in move.takes
+        if taken_name(name) in ranges and name in ranges
+    ]
+    for name, order, values in taken:
+        ranges[name], _ = order.within(values)
+    before: Ranges = {}
+    while before != ranges:  # until all are ranges of the sources' axes
+        before = dict(ranges)
+        for product in products:
+            ranges |= _joined(product, ranges, move.size)
+    takes = []
+    for name, order, _ in taken:
+        around_them, inner = order.within(ranges[taken_name(name)])
+        # What is read may begin before what is taken: the order counts from there.
+        more = around_them.start - ranges[name].start
+        takes.append((name, inner.after(more)))
+    return ranges, tuple(takes)
 
 
 def _is_tight(
