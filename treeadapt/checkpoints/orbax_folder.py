@@ -1,10 +1,11 @@
 """Checkpoints as Orbax folders: Orbax's reader and writer.
 
 Leaves are saved as nested dicts, one level a segment. Orbax 0.12.8 joins names with
-dots, so that ``a.b`` and ``b`` in ``a`` come back as one array, and makes file names of
-them: every segment is percent-encoded first. Arrays are saved and restored with their
-shardings, piece by piece, as Orbax does it. Tied leaves are written twice, and marked.
-A leaf without elements is an error, because Orbax cannot store it.
+dots (``param_name_from_keypath``), so that ``a.b`` and ``b`` in ``a`` come back as one
+array, and makes file names of them (orbax#304): every segment is percent-encoded first.
+Arrays are saved and restored with their shardings, piece by piece, as Orbax does it.
+Tied leaves are written twice, and marked. A leaf without elements is an error, because
+Orbax cannot store it.
 
 Of several processes each writes and reads what is on its devices. Orbax's checkpointers
 would let all wait for one that failed, so ``begin``, ``write`` and ``finish`` use its
@@ -269,7 +270,9 @@ def finish(path: Path) -> None:
             "custom_metadata": {},
         }
     (path / STEP_METADATA).write_text(json.dumps(document), "utf-8")
-    (path / "commit_success.txt").touch()  # Orbax asks for it on some file systems
+    # Orbax takes a folder without it for unfinished where a store cannot rename one,
+    # such as gs:// (``CommitFileTemporaryPath`` in its path/atomicity.py).
+    (path / "commit_success.txt").touch()
 
 
 def escape_segment(segment: str) -> str:

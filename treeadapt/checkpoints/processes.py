@@ -25,7 +25,7 @@ from treeadapt.text.names import listing, shorten
 from treeadapt.trees import _jax
 from treeadapt.trees.arrays import is_array
 
-_ARRIVAL_S = 300  # as long as Orbax waits
+_ARRIVAL_S = 300  # as Orbax 0.12: _DEFAULT_BARRIER_TIMEOUT of its multihost
 _WORK_S = 24 * 3600  # for processes that all came; the dead are noticed before
 _SHOWN = 3
 _rounds = itertools.count()  # the same everywhere, because all make the same calls
@@ -121,7 +121,7 @@ class _Meeting:
         with self._talking():
             wait_ms = _WORK_S * 1000
             data = self._client.blocking_key_value_get_bytes(self._first, wait_ms)
-        if not data:
+        if not data:  # no compressed text is empty: see ``fail``
             self._follows = True
             raise CheckpointError("Process 0 failed.")
         return zlib.decompress(data).decode("utf-8", "surrogatepass")

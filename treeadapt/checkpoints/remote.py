@@ -250,7 +250,8 @@ class RemotePath(Url):
             except Exception as error:  # noqa: BLE001 - of any library below fsspec
                 failure = error
             if self.is_web and isinstance(failure, FileNotFoundError):
-                # fsspec's ``info`` raises it whatever a web server says.
+                # fsspec's ``info`` raises it whatever a web server says; what it was
+                # raised from says more (filesystem_spec#873).
                 cause = failure.__cause__
                 if cause and getattr(cause, "status", None) not in (404, 410):
                     failure = cause

@@ -36,6 +36,8 @@ try:
 except ImportError:  # Windows: what dead writers leave stays there
     fcntl = None  # type: ignore[assignment]
 
+# What ``renameat2`` says where the kernel, or the file system (NFS), cannot exchange:
+# https://man7.org/linux/man-pages/man2/rename.2.html
 _NOT_HERE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST)
 _CURRENT_FOLDER, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -88,6 +90,8 @@ def _settle(folder: Path, path: Path) -> None:
     try:
         lock = (folder / "lock").open("r+b")
     except FileNotFoundError:
+        # Its writer died, or is, between making the folder and the lock in it. In the
+        # second case either this fails, or the writer makes another folder.
         folder.rmdir()
         return
     old = folder / "old"
@@ -152,6 +156,8 @@ def _lock(file: IO[Any], *, wait: bool) -> bool:
     if fcntl is None:
         return False
     try:
+        # Held by the open file: the kernel drops it however the process ends, and no
+        # file with the number of a process can be mistaken for one that lives.
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:  # another has it, or this file system has no locks
         return False
@@ -207,6 +213,7 @@ def _exchange(one: Path, two: Path) -> bool:
     """Exchange two entries in one step; False where the system cannot."""
     if sys.platform != "linux":
         return False
+    # Python has no function for it; glibc has one since 2.28, others may have none.
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False

@@ -121,10 +121,10 @@ def write(path: Path, arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> N
 
     _check(arrays, table)
     on_host = {name: _on_host(leaf) for name, leaf in arrays.items()}
-    # Hugging Face's tools refuse texts without a format.
+    # transformers and accelerate refuse texts without a format (safetensors#549).
     texts = {"format": "pt", MARK: json.dumps(marks_of(table))}
     path.touch()
-    # safetensors 0.8.0 makes files that nobody else may read.
+    # safetensors 0.8.0 makes files that nobody else may read (safetensors#782).
     mode = path.stat().st_mode
     safetensors.numpy.save_file(on_host, path, metadata=texts)
     path.chmod(mode)
@@ -213,10 +213,10 @@ def _check(arrays: Mapping[str, Any], table: Mapping[str, Leaf]) -> None:
 def _on_host(leaf: Any) -> Any:
     """Return the array that the writer takes.
 
-    A JAX array keeps the copy that is made of it for the host, and some versions of JAX
-    free one only with Python's next garbage collection. So the shards are copied here,
-    from a second JAX array of the same buffers, which nothing else holds. On a CPU they
-    are memory that NumPy sees as it is.
+    A JAX array keeps the copy that is made of it for the host (jax#26216), and some
+    versions of JAX free one only with Python's next garbage collection. So the shards
+    are copied here, from a second JAX array of the same buffers, which nothing else
+    holds. On a CPU they are memory that NumPy sees as it is.
     """
     if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
         return np.asarray(leaf, order="C")
@@ -251,7 +251,7 @@ def _of_file(path: AnyPath) -> Stored:
     if data_bytes - 8 > _MAX_HEADER_BYTES:
         refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
     text = read_range(path, 8, data_bytes)
-    if size_bytes < max(data_bytes, 10):
+    if size_bytes < max(data_bytes, 10):  # the length, and ``{}`` at least
         refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", AGAIN)
     header = parse_json(text.decode())
     if not isinstance(header, dict):

@@ -86,9 +86,12 @@ class CharacterAutomaton:
 
     def step(self, state: _CharacterState, char: str) -> _CharacterState:
         """The state that ``char`` leads to."""
+        # The bit of a set changes where it begins and after it ends: the xor of all
+        # changes up to a character has the bits of the sets that it is in.
         in_sets = self._in_sets[bisect_right(self._points, ord(char))]
         accepting = self._stars | in_sets | self._literals.get(char, 0)
         passed = state.positions & accepting
+        # A star stays where it is; what falls goes one bit down, all by one shift.
         after = passed & self._stars | (passed & self._falling) >> 1
         after |= (after & self._falling_stars) >> 1
         if passed & self._jumping:
@@ -110,7 +113,7 @@ class CharacterAutomaton:
         after, jumped = 0, self._jumped
         data = jumping.to_bytes(self._size // 8 + 1, "little")
         for index in compress(range(len(data)), data):  # bytes that are not zero
-            key = index << 8 | data[index]
+            key = index << 8 | data[index]  # which byte, and what is in it
             target = jumped.get(key)
             if target is None:
                 if len(jumped) > self._limit // 8:
@@ -216,8 +219,8 @@ class CharacterAutomaton:
 
 
 def places_of(mask: int) -> Iterator[int]:
-    """The places of the bits that are set."""
+    """The places of the bits that are set, without a look at those that are not."""
     while mask:
-        lowest = mask & -mask
+        lowest = mask & -mask  # in two's complement, the lowest bit alone
         yield lowest.bit_length() - 1
         mask ^= lowest

@@ -242,6 +242,9 @@ class _Descent:
 class _SegmentState(dict["str | tuple[str, int]", "_SegmentState"]):
     """A set of positions, and where each segment leads from there, once asked.
 
+    It is the dict itself, so that a segment that was met before costs one look-up in C,
+    and no call of Python's.
+
     A key is a segment; or a segment and those positions, of the ones that depend on the
     tree (``asks``), that it satisfies.
     """
@@ -301,6 +304,8 @@ class _SegmentAutomaton:
 
     def alive(self, states: Iterable[_SegmentState]) -> int:
         """The bits of all globs that match in a state, or may do so further down."""
+        # Globs are laid out one after the other, so the next end at or after a position
+        # is that of its own glob.
         ends, mask = list(self._accepting), 0
         positions = reduce(or_, (state.positions for state in states), 0)
         for place in characters.places_of(positions):
@@ -326,8 +331,11 @@ class _SegmentAutomaton:
         satisfied = self._satisfied.get(name)
         if satisfied is None:
             satisfied = self._satisfied[name] = self._satisfied_by(name)
+        # All positions at once: a satisfied element hands its bit to the next one.
         after = (before & (satisfied | answer)) << 1
         after |= before & self._stays
+        # ``**`` may stand for no segment: what follows it may come at once. Two of them
+        # never follow each other, so once is enough.
         after |= (after & self.any_depth) << 1
         self._transitions += 1
         next_state = self._states.get(after)
@@ -339,6 +347,8 @@ class _SegmentAutomaton:
 
     def _state(self, positions: int, before: int, matched: int) -> _SegmentState:
         """A new state of ``positions``, when ``before`` has ``matched`` already."""
+        # Bit by bit from the lowest: as many rounds as globs that match here for the
+        # first time, however many there are.
         new = positions & ~before & self._accepts
         while new:
             lowest = new & -new

@@ -113,7 +113,8 @@ def inject_hyperparams(
             more = {n: hyperparams.get(n, x) for n, x in keywords.items()}
             return inner_factory(*new.args, **more)
 
-        # Optax 0.2.8 injects what it finds in the signature, and nothing else.
+        # Optax 0.2.8 injects what it finds in the signature, and nothing else
+        # (optax/schedules/_inject.py, there the other workarounds of this file, too).
         inner.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, _KEYWORD) for name in injected]
         )

@@ -227,7 +227,8 @@ def is_joint(leaf: Any, num_params: int) -> bool:
 
 def fast_params(params: Any) -> Any:
     """Return the params of which gradients are taken."""
-    # Optax 0.2.8 looks for an attribute ``fast``, which a model may have, too.
+    # Optax 0.2.8 looks for an attribute ``fast``, which a model may have, too
+    # (optax/_src/lookahead.py).
     return params.fast if isinstance(params, optax.LookaheadParams) else params
 
 

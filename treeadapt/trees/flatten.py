@@ -29,7 +29,7 @@ from treeadapt.trees.paths import SEPARATOR, segment
 
 #: Deepest tree that any part of the library walks. JAX 0.10 flattens recursively in C++
 #: and checks only Python's recursion limit; where that is higher, a deeper tree could
-#: overflow the C stack, so its depth is measured first.
+#: overflow the C stack, so its depth is measured first (jax#15711).
 MAX_DEPTH = 5_000
 
 _SPARE = 20  # levels of recursion that the code of a node may need
@@ -110,7 +110,8 @@ def _flatten_with_care(tree: Any) -> tuple[list[Any], Any]:
         return is_at_the_edge
 
     with contextlib.suppress(ValueError):  # the stack is not so deep
-        # Since Python 3.12 its own levels are counted apart from those of C.
+        # Since Python 3.12 its own levels are counted apart from those of C
+        # (cpython#91079): look whether a frame of Python's is that far up.
         sys._getframe(sys.getrecursionlimit() - _SPARE)
         raise RecursionError
     flat = _jax.flatten(tree, stop)

@@ -290,6 +290,8 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
             plain.issuperset(cls for cls, _ in itertools.groupby(leaves, type))
             or _are_leaves(leaves, registry, plain)
         )
+        # JAX lists a variable with two paths twice, and nothing in its treedef says
+        # that the two are one: only a walk does.
         and not (plan.shares and len(set(map(id, leaves))) < len(leaves))
     ):
         return leaves, plan, treedef

@@ -214,6 +214,8 @@ class Walk:
             else:
                 frames.pop()
                 if frames:  # the first one only holds the root
+                    # After its children: postfix order. The step is made of the frame
+                    # in ``recipe``, which few walks ask for.
                     self._steps.append(frame)
                     self._opened.discard(id(frame.node))
                     # Python's collector goes through all that is kept.
