@@ -13,7 +13,7 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,6 +56,7 @@ from treeadapt.transforms.flat import require_no_refs, trained
 from treeadapt.transforms.nnx_state import is_nnx_optimizer, plain_state
 from treeadapt.transforms.optax_fields import STORED_FIELDS, is_state_class
 from treeadapt.transforms.state_map import (
+    StateMap,
     below,
     cuts_of,
     fast_params,
@@ -73,6 +74,8 @@ from treeadapt.trees.paths import unboxed
 from treeadapt.trees.views import TreeView, view_tree
 
 __all__ = ["CarryReport", "carry_state"]
+
+_ORDER = "carry_state takes (tx, params, saved)"
 
 
 def carry_state(
@@ -178,74 +181,25 @@ def carry_state(
         raise MigrationError(
             f"migration= expects a ta.Migration(table), and got {describe(migration)}."
         )
-    order = "carry_state takes (tx, params, saved)"
-    tx = with_extra_args(tx, order)
-    for name, tree in (("params", params), ("saved", saved)):
-        is_state = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
-        if is_transformation(tree) or is_state:
-            raise TransformError(
-                f"Got {describe(tree)} as {name}. {order}, the earlier state."
-            )
-    if isinstance(saved, str | os.PathLike):
-        raise CheckpointError(
-            f"saved is a name, {shorten(repr(saved))}. Pass treeadapt.load(name)."
-        )
-    for tree in (fast_params(params), plain_state(saved)):
-        require_no_refs(view_tree(tree))
+    tx = with_extra_args(tx, _ORDER)
+    _require_order(params, saved)
     is_abstract = _first_abstract(view_tree(params)) is not None
     try:
         new = view_init(tx, params)
     except TypeError:  # a mask that reads values, a state that holds no arrays
         new = view_tree(tx.init(params))
-    flat = trained(view_tree(fast_params(params)))
-    paths = tuple(flat)
-    new_map = map_state(tx, new, params)
-    asked = [False] * len(new.leaves) if reset is None else select(new, reset)
-    view = view_tree(plain_state(saved))
-    said = []
-    if by_position := read_by_position(new, view):
-        view = view_tree(by_position[0])
-        said.append(by_position[1])
-    path = _first_abstract(view)
-    if path is not None and not is_abstract:
-        raise CheckpointError(
-            f"The saved state holds no arrays: {listing([path])} has a shape and "
-            "no value, as all leaves of a schema. Load a checkpoint of it."
-        )
-    old = _without_boxes(view.flat(), new.plan.paths, paths)
-    rows = [
-        NewLeaf(slot, spec, slot.name, fate="reset" if yes else "fresh")
-        for slot, spec, yes in zip(new_map.slots, new.leaves, asked, strict=True)
-    ]
-    prefixes = new_map.prefixes_in(view.plan, old)
-    if migration is None:
-        copies = [slot for slot, _ in new_map.copies]
-        # An unchanged name is that of the same leaf.
-        same = {slot.name: slot.prefix for slot in new_map.slots if slot.name in old}
-        prefixes = same | prefixes
-        arrays = {slot.array: slot.region.path for slot in copies if slot.region}
-        home = homes_in(dict(zip(paths, paths, strict=True)) | arrays)
-        fields = {field_of(str(slot.prefix)) for slot in copies}
-        slots = map_names(old, fields, home, prefixes)
-        whole = {x.name: StateLeaf(x, old[x.name], x.name) for x in slots}
-        saved = SavedState(whole, prefixes=prefixes, fields=by_node(slots))
-    else:
-        saved = move_copies(old, migration, new_map, flat, prefixes)
-    pieces, unclear = divide_leaves([*rows, *saved.leaves.values()], flat)
-    rows = [row for whole in rows for row in pieces.get(id(whole), [whole])]
-    leaves = [x for leaf in saved.leaves.values() for x in pieces.get(id(leaf), [leaf])]
-    saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
-    table = Table(rows, saved, old, (new.plan, view.plan), len(paths))
+    view, said = _view_saved(saved, new, may_be_abstract=is_abstract)
+    table = _tabulated(tx, params, new, view, migration, reset)
     _take_all(table, cast=cast)
     for row in table.copies:
-        if row.fate == "fresh" and row.slot.array in unclear:
+        if row.fate == "fresh" and row.slot.array in table.unclear:
             row.fate = "misshaped"
             row.why = "cut along several axes that no key names"
     if is_abstract:
         _leave_abstract(table)
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     fits = report.carried or report.misshaped or report.ambiguous or report.unmoved
-    old_arrays = [name for name, leaf in old.items() if is_array(leaf)]
+    old_arrays = [name for name, leaf in table.old.items() if is_array(leaf)]
     if report.fresh and old_arrays and not fits:
         model = view_tree(fast_params(params)).plan
         text = nothing_carried(new.plan, view.plan, old_arrays, model)
@@ -255,9 +209,120 @@ def carry_state(
         said.append(ambiguous_text(report.ambiguous))
     for text in said:
         warnings.warn(text, TreeAdaptWarning, stacklevel=2)
+    rows = table.rows
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report
+
+
+def _require_order(params: Any, saved: Any) -> None:
+    """Raise unless params and a saved state are what they should be.
+
+    Raises:
+        TransformError: one is in the place of another, or a leaf is a ``jax.Ref``.
+        CheckpointError: the saved state is the name of a file.
+    """
+    for name, tree in (("params", params), ("saved", saved)):
+        is_state = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
+        if is_transformation(tree) or is_state:
+            raise TransformError(
+                f"Got {describe(tree)} as {name}. {_ORDER}, the earlier state."
+            )
+    if isinstance(saved, str | os.PathLike):
+        raise CheckpointError(
+            f"saved is a name, {shorten(repr(saved))}. Pass treeadapt.load(name)."
+        )
+    for tree in (fast_params(params), plain_state(saved)):
+        require_no_refs(view_tree(tree))
+
+
+def _view_saved(
+    saved: Any, new: TreeView, *, may_be_abstract: bool
+) -> tuple[TreeView, list[str]]:
+    """Take a saved state apart; return it with warnings about its names.
+
+    Raises:
+        CheckpointError: it holds no arrays, and it must.
+    """
+    view, said = view_tree(plain_state(saved)), []
+    if by_position := read_by_position(new, view):
+        view = view_tree(by_position[0])
+        said.append(by_position[1])
+    path = _first_abstract(view)
+    if path is not None and not may_be_abstract:
+        raise CheckpointError(
+            f"The saved state holds no arrays: {listing([path])} has a shape and "
+            "no value, as all leaves of a schema. Load a checkpoint of it."
+        )
+    return view, said
+
+
+def _tabulated(
+    tx: Any,
+    params: Any,
+    new: TreeView,
+    view: TreeView,
+    migration: Migration | None,
+    reset: Any,
+) -> Table:
+    """Return the leaves of both states, moved by a migration and cut into layers.
+
+    Args:
+        tx: makes the new state.
+        params: of the new state.
+        new: the state that ``tx`` makes.
+        view: the saved state.
+        migration: from the params of the saved state to ``params``.
+        reset: selector of leaves that start again.
+    """
+    flat = trained(view_tree(fast_params(params)))
+    paths = tuple(flat)
+    new_map = map_state(tx, new, params)
+    asked = [False] * len(new.leaves) if reset is None else select(new, reset)
+    old = _without_boxes(view.flat(), new.plan.paths, paths)
+    rows = [
+        NewLeaf(slot, spec, slot.name, fate="reset" if yes else "fresh")
+        for slot, spec, yes in zip(new_map.slots, new.leaves, asked, strict=True)
+    ]
+    prefixes = new_map.prefixes_in(view.plan, old)
+    if migration is None:
+        saved = _unmoved(old, new_map, paths, prefixes)
+    else:
+        saved = move_copies(old, migration, new_map, flat, prefixes)
+    # Where two states hold other layers of one array, each leaf becomes several: those
+    # of both sides are then of the same layers.
+    both: list[Any] = [*rows, *saved.leaves.values()]
+    pieces, unclear = divide_leaves(both, flat)
+    rows = [row for one in rows for row in pieces.get(id(one), [one])]
+    leaves = [x for leaf in saved.leaves.values() for x in pieces.get(id(leaf), [leaf])]
+    saved = dataclasses.replace(saved, leaves={leaf.slot.name: leaf for leaf in leaves})
+    return Table(rows, saved, old, (new.plan, view.plan), len(paths), unclear)
+
+
+def _unmoved(
+    old: Mapping[str, Any],
+    new_map: StateMap,
+    paths: Sequence[str],
+    prefixes: Mapping[str, str | None],
+) -> SavedState:
+    """Return saved leaves of params that have the names that they had.
+
+    Args:
+        old: leaves of the saved state, by path.
+        new_map: of the new state.
+        paths: of the params.
+        prefixes: see ``StateMap.prefixes_in``.
+    """
+    copies = [slot for slot, _ in new_map.copies]
+    # An unchanged name is that of the same leaf.
+    same = {slot.name: slot.prefix for slot in new_map.slots if slot.name in old}
+    prefixes = same | dict(prefixes)
+    arrays = {slot.array: slot.region.path for slot in copies if slot.region}
+    home = homes_in(dict(zip(paths, paths, strict=True)) | arrays)
+    fields = {field_of(str(slot.prefix)) for slot in copies}
+    slots = map_names(old, fields, home, prefixes)
+    leaves = {x.name: StateLeaf(x, old[x.name], x.name) for x in slots}
+    return SavedState(leaves, prefixes=prefixes, fields=by_node(slots))
 
 
 def _is_state(tree: Any) -> bool:

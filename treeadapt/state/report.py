@@ -219,16 +219,18 @@ class Table:
     Attributes:
         rows: the leaves of the new state, or their pieces.
         saved: those of the saved state.
-        names: all names in the saved state.
+        old: all leaves of the saved state, by the names that they have there.
         plans: of the new state, and of the saved one.
         num_params: how many params train.
+        unclear: params of which a leaf is cut along axes that no key names.
     """
 
     rows: Sequence[NewLeaf]
     saved: SavedState
-    names: Collection[str]
+    old: Mapping[str, Any]
     plans: tuple[Plan, Plan]
     num_params: int
+    unclear: Collection[str]
 
     @functools.cached_property
     def copies(self) -> Sequence[NewLeaf]:
@@ -250,7 +252,7 @@ class Table:
     def pieces(self) -> Mapping[str, Collection[str]]:
         """Names of the pieces of each saved leaf."""
         pieces = _by_leaf(self.saved.leaves.values())
-        return {name: pieces.get(name, {name: None}) for name in self.names}
+        return {name: pieces.get(name, {name: None}) for name in self.old}
 
     def some(self, name: str, pieces: Collection[str]) -> list[str]:
         """Name a saved leaf, or just some pieces of it."""
