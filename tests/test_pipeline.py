@@ -13,9 +13,8 @@ import pytest
 
 import treeadapt as ta
 
-PAGE = Path(__file__).parent.parent / "docs" / "recipes" / "checks.md"
-SECTION = PAGE.read_text("utf-8").partition("## What programs read")[2]
-(BLOCK,) = re.findall(r"```json\n(.*?)```", SECTION, re.DOTALL)
+PAGE = Path(__file__).parent.parent / "docs" / "json.md"
+(BLOCK,) = re.findall(r"```json\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
 SCHEMAS = json.loads(BLOCK)
 TYPES = {"text": str, "int": int, "bool": bool, "any": object}
 TREE = {"body": {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}, "head": {"w": jnp.ones(3)}}
