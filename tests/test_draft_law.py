@@ -180,6 +180,177 @@ def repeat(rows: Any) -> list[int]:
     return [n for _, more in rows.values() for n in more["repeat"].values()]
 
 
+# --- numbers in another order, and some of them ---
+
+GATES = [0, 3, 1, 2]  # of torch's i, f, g, o: i, o, f, g
+LSTM = {"w_ih": (28, 5), "w_hh": (28, 7), "b_ih": (28,), "b_hh": (28,)}
+KERAS = [1, 0, 2]  # of torch's r, z, n
+GRU = {"weight_ih": (21, 5), "weight_hh": (21, 7), "bias_ih": (21,), "bias_hh": (21,)}
+LAYERS = {f"h.{n}.{k}": (3, 5)[: 1 + (k == "w")] for n in range(6) for k in "wb"}
+EXPERTS = {f"h.{n}.moe.{x}.w": (3, 5) for n in range(2) for x in range(4)}
+LAST = [5, 3, 0, 1, 4, 2]
+EVEN, WORDS = {"take": {"l": "::2"}}, {"take": {"v": [4, 0, 7, 6, 2, 1, 3, 5]}}
+SOME = {"take": {"h": [3, 0], "of": 5}}
+
+#: Sizes of another model, of which as many numbers are taken.
+LARGER = {3: 9, 4: 2, 5: 6, 7: 11, 11: 10, 21: 33, 28: 44, 35: 40}
+
+#: Rows, shapes of the source, and whether the rows have a mark.
+TAKES: dict[str, tuple[Any, dict[str, tuple[int, ...]], bool]] = {
+    "gates": (
+        {
+            "w_{n=ih,hh} : (p o) i": ("kernel_{n} : i (p o)", {"take": {"p": GATES}}),
+            "b_{n=ih,hh} : (p o)": ("b_{n} : (p o)", {"take": {"p": GATES}}),
+        },
+        LSTM,
+        False,
+    ),
+    "gates of two biases in one": (
+        {
+            "weight_{n=ih,hh} : (p o) i": (
+                "kernel/{n} : i (p o)",
+                {"take": {"p": KERAS}},
+            ),
+            "bias_{n=ih,hh} : (p o)": ("bias : n (p o)", {"take": {"p": KERAS}}),
+        },
+        GRU,
+        False,
+    ),
+    "gates of one bias in two": (
+        {"bias : n (p o)": ("bias_{n=ih,hh} : (p o)", {"take": {"p": KERAS}})},
+        {"bias": (2, 21)},
+        False,
+    ),
+    "layers": (
+        {
+            "h.{l}.w : o i": ("blk/{l}/w : i o", {"take": {"l": LAST}}),
+            "h.{l}.b": ("blk/{l}/b", {"take": {"l": LAST}}),
+        },
+        LAYERS,
+        True,
+    ),
+    "layers of one name": (
+        {"h.{l}.{k}": ("h.{l}.{k}", {"take": {"l": "::-1"}})},
+        LAYERS,
+        True,
+    ),
+    "layers that are stacked": (
+        {
+            "h.{l}.w : o i": ("w : l i o", {"take": {"l": LAST}}),
+            "h.{l}.b : o": ("b : l o", {"take": {"l": LAST}}),
+        },
+        LAYERS,
+        True,
+    ),
+    "layers of a stack": (
+        {"w : l i o": ("h.{l}.w : o i", {"take": {"l": LAST}})},
+        {"w": (6, 3, 5)},
+        True,
+    ),
+    "every second layer": (
+        {"h.{l}.w : o i": ("w : l i o", EVEN), "h.{l}.b": ("b.{l}", EVEN)},
+        LAYERS,
+        True,
+    ),
+    "experts": (
+        {"h.{l}.moe.{x}.w : o i": ("w : l x i o", {"take": {"x": [2, 0, 3, 1]}})},
+        EXPERTS,
+        True,
+    ),
+    "two experts": (
+        {"h.{l}.moe.{x}.w": ("h/{l}/{x}/w", {"take": {"x": [3, 0], "of": 4}})},
+        EXPERTS,
+        True,
+    ),
+    "a vocabulary": (
+        {"wte : v e": ("embed : v e", WORDS), "head : v e": ("out : e v", WORDS)},
+        {"wte": (8, 5), "head": (8, 5)},
+        True,
+    ),
+    "some heads": (
+        {"q : (h d) e": ("q : e h d", SOME), "o : e (h d)": ("o : (h d) e", SOME)},
+        {"q": (35, 11), "o": (11, 35)},
+        True,
+    ),
+    "a kernel that is flipped": (
+        {"up : i o h w": ("up : h w i o", {"take": {"h": "::-1", "w": "::-1"}})},
+        {"up": (5, 7, 4, 3)},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+@pytest.mark.parametrize("name", TAKES)
+def test_numbers_that_are_taken_are_drafted_from_values(name, is_function):
+    rows, shapes, is_marked = TAKES[name]
+    every = shapes | {"other.weight": (13, 17)}
+    source = float32({path: np.zeros(shape) for path, shape in every.items()})
+    table = ta.Migration(rows | {"other.weight : o i": "other : i o"})
+    if is_function:
+        draft = ta.draft_migration(source, convert=table)
+    else:
+        draft = ta.draft_migration(source, table(source))
+    assert not draft.missing
+    assert not draft.unexpected
+    marks = {row.notes.check for row in draft.migration.rows if row.values.take}
+    assert marks == {"order" if is_marked else ""}
+    left_out = table.plan(source).dropped
+    assert ("that `take` leaves out" in str(draft)) == bool(left_out)
+    large = float32(
+        {
+            path: np.zeros([LARGER.get(n, n) for n in leaf.shape])
+            for path, leaf in source.items()
+        },
+        seed=1,
+    )
+    result = table(large)
+    made = draft.migration(large, result)
+    assert not ta.tree_diff(made, result, values=True)
+    report = draft.check(large, result)
+    assert report, str(report)
+    if report.has_way_back:
+        back = draft.migration.inverse(result, large)
+        assert not ta.tree_diff(back, large, values=True)
+
+
+def test_what_is_taken_is_not_claimed_of_rows_that_are_equal():
+    w = float32({"w": np.zeros((9, 4)), "up": np.zeros((4, 5))})
+    w["w"][[2, 7]] = 0
+    target = {"e": w["w"][[3, 7, 0, 8, 4, 2, 1, 6, 5]], "up": w["up"]}
+    draft = ta.draft_migration(w, target)
+    assert draft.missing == ("e",)
+
+
+def test_layers_of_zeros_are_taken_as_their_neighbours_are():
+    source = float32({path: np.zeros(shape) for path, shape in LAYERS.items()})
+    source |= {path: np.zeros_like(x) for path, x in source.items() if path[-1] == "b"}
+    rows = {"h.{l}.{k}": ("blk/{l}/{k}", {"take": {"l": LAST}})}
+    target = ta.Migration(rows)(source)
+    draft = ta.draft_migration(source, target)
+    marks = {row.text: row.notes.check for row in draft.migration.rows}
+    assert marks == {"h.{l}.w": "order", "h.{l}.b": "names, constant numbers, order"}
+    assert not ta.tree_diff(draft.migration(source, target), target, values=True)
+
+
+def test_another_count_answers_a_slice_and_other_shapes_a_list():
+    source = float32({path: np.zeros(shape) for path, shape in LAYERS.items()})
+
+    def sizes(count: int, width: int) -> Any:
+        shapes = {f"h.{n}.{k}": (width, 2) for n in range(count) for k in "wb"}
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()})
+
+    for take, answers in (("::2", {6: "order", 9: ""}), (LAST, {6: ""})):
+        rows = {"h.{l}.{k}": ("blk/{l}/{k}", {"take": {"l": take}})}
+        table = ta.Migration(rows)
+        draft = ta.draft_migration(source, table(source))
+        for count, left in answers.items():
+            large = sizes(count, 7)
+            report = draft.check(large, table(large))
+            assert report, str(report)
+            assert {row.notes.check for row in report.migration.rows} == {left}
+
+
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_the_weights_of_a_sampler_are_drafted_from_values(dtype):
     shapes = {f"blocks/{name}": (3, *shape) for name, shape in sampler.SHAPES.items()}
@@ -198,7 +369,8 @@ def test_the_weights_of_a_sampler_are_drafted_from_values(dtype):
 @pytest.mark.parametrize("is_back", [False, True])
 def test_what_no_drafted_row_says_is_not_a_drop(is_back):
     source = float32({"w": np.zeros((11, 5)), "q.weight": np.zeros((5, 7))})
-    pair = source, {"embed": source["w"][::-1], "q": source["q.weight"].T}
+    mixed = np.random.default_rng(0).permutation(source["w"].reshape(-1))
+    pair = source, {"embed": mixed.reshape(11, 5), "q": source["q.weight"].T}
     draft = ta.draft_migration(*pair[:: -1 if is_back else 1])
     assert len(draft.missing) == len(draft.unexpected) == 1
     text = draft.to_toml()

@@ -21,7 +21,9 @@ from treeadapt.porting.drafts.rows import template_of, tokens_of
 from treeadapt.text.names import fold, listing, plural
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
-ANSWERED = frozenset({"length", "numbers", "scale", "sizes"})
+ANSWERED = frozenset({"length", "numbers", "order", "scale", "sizes"})
+
+_ONE_WAY = "there; what takes some of the numbers has no way back"
 
 #: Shapes by path.
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -39,7 +41,10 @@ class DraftCheck:
         migration: the table. Where all is equal, rows lose the marks that this answers:
             ``sizes`` and ``scale`` where leaves have other shapes than in the draft,
             ``length`` where an axis has another length, and no multiple of a number
-            is the next one to both, ``numbers`` where there are twice as many.
+            is the next one to both, ``numbers`` where there are twice as many,
+            ``order`` where a slice takes of another number, or a list of other shapes.
+        has_way_back: whether it was compared there and back: what takes only some of
+            the numbers has no way back.
     """
 
     forwards: Mapping[str, tuple[str, ...]]
@@ -47,13 +52,15 @@ class DraftCheck:
     problem: str
     num_leaves: int
     migration: Migration
+    has_way_back: bool = True
 
     def __bool__(self) -> bool:
         return not (self.forwards or self.backwards or self.problem)
 
     def __str__(self) -> str:
         if self:
-            return f"{plural(self.num_leaves, 'leaf')}: equal, there and back."
+            way = "there and back" if self.has_way_back else _ONE_WAY
+            return f"{plural(self.num_leaves, 'leaf')}: equal, {way}."
         lines = [f"The table does not run: {self.problem}"] if self.problem else []
         for way, rows in (("there", self.forwards), ("back", self.backwards)):
             for row, paths in rows.items():
@@ -89,18 +96,19 @@ def compared_with(
     try:
         plan = migration.plan(leaves, wanted)
         made = migration(leaves, wanted)
-        back = migration.inverse(wanted, leaves)
+        selects = any(row.selects for row in migration.rows)
+        back = {} if selects else migration.inverse(wanted, leaves)
     except MigrationError as error:
         return DraftCheck({}, {}, str(error), 0, migration)
     forwards: dict[Row, list[str]] = {}
     backwards: dict[Row, list[str]] = {}
     for group in plan.tables[-1].groups:
         forwards.setdefault(group.row, []).extend(group.filled)
-    for group in plan.tables[0].groups:
+    for group in () if selects else plan.tables[0].groups:
         backwards.setdefault(group.row, []).extend(group.source_paths)
     # The summands of a sum do not come back; what comes back is to have that sum.
     summands = {*_led_back(plan.tables, plan.noted)}
-    if summands:
+    if summands and not selects:
         again = migration(back, wanted)
         if all(_are_near(again[path], wanted[path], 1e-5) for path in plan.noted):
             back |= {path: leaves[path] for path in summands}
@@ -115,8 +123,9 @@ def compared_with(
         if not is_chain:  # names between tables are not those of the draft's leaves
             answered["length"] = _of_other_length(plan, shapes, leaves)
             answered["numbers"] = _of_more_numbers(plan, shapes, leaves)
+            answered["order"] = _of_other_counts(plan, shapes, answered["sizes"])
         migration = _without_answered_marks(migration, answered)
-    return DraftCheck(odd[0], odd[1], "", len(wanted), migration)
+    return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
 
 
 def _led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
@@ -171,6 +180,32 @@ def _of_other_length(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> se
         ):
             resized.add(row)
     return resized
+
+
+def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set[Row]:
+    """Return the rows that take of another number than in the draft, or all of a list.
+
+    Args:
+        plan: of a table.
+        shapes: of the leaves that it was drafted from, by path.
+        resized: rows whose leaves have other shapes than these.
+    """
+    others: set[Row] = set()
+    for group in plan.groups:
+        row = group.row
+        path = next(iter(group.source_paths))
+        places = {axis.text: n for n, axis in enumerate(row.sources[0].axes)}
+        num_leaves = [sum(map(row.takes, each)) for each in (shapes, plan.source)]
+        slices = [name for name, take in row.values.take if not take.size]
+        differ = [
+            shapes[path][places[name]] != plan.source[path].shape[places[name]]
+            if name in places and path in shapes
+            else name not in places and num_leaves[0] != num_leaves[1]
+            for name in slices
+        ]
+        is_answered = all(differ) if slices else row in resized
+        others |= {row} if is_answered and row.values.take else set()
+    return others
 
 
 def _of_more_numbers(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -39,8 +39,9 @@ from treeadapt.porting.drafts.rows import DraftRow, Hole, by_template, template_
 from treeadapt.porting.drafts.values import (
     rows_of_counted_names,
     rows_of_links,
+    rows_of_orders,
 )
-from treeadapt.porting.drafts.writing import as_table, written
+from treeadapt.porting.drafts.writing import as_table, is_of_path, written
 from treeadapt.text.names import fold, listing
 
 EQUAL = "equal leaves"
@@ -165,6 +166,33 @@ class Evidence:
         links = self.left_links(rows)
         return [*self._fitting(rows_of_counted_names(*links), {}, {})]
 
+    def reordered(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
+        """Return rows that ``take`` numbers, of leaves that no live row has."""
+        _, news, links = self.left_links(rows)
+        linked = {link.ends[0].path for link in links}
+        free = {*self.left([row for row in rows if row.is_live])[0]} - linked
+        olds = self._leaves(0, [*self.source.leaves], {})
+        whole = (
+            self._with_left_out(r, free) for r in rows_of_orders(olds, news, links)
+        )
+        return [*self._fitting(filter(None, whole), {}, {})]
+
+    def _with_left_out(self, row: DraftRow, free: Collection[str]) -> DraftRow | None:
+        """Return a row with the leaves that it leaves out; None if others need them.
+
+        Args:
+            row: that may take some of the numbers of its paths.
+            free: leaves whose numbers are nowhere in the target.
+        """
+        if all(take.is_order or not is_of_path(row, atom) for atom, take in row.takes):
+            return row
+        own = {*row.source_paths}
+        templates = {*map(template_of, own)}
+        alike = (p for p in self.source.leaves if template_of(p) in templates)
+        gone = [path for path in alike if path not in own]
+        pairs = (*row.pairs, *(((path,), ()) for path in gone))
+        return dataclasses.replace(row, pairs=pairs) if {*free} >= {*gone} else None
+
     def left_links(self, rows: Sequence[DraftRow]) -> LeftLinks:
         """Return the leaves of both sides that no live row has, and their links."""
         live = [row for row in rows if row.is_live]
@@ -272,8 +300,9 @@ class Evidence:
             if len(olds) == len(news) == 1:
                 old, new = olds.pop(), news.pop()
                 parts.setdefault((old, new) if old != new else (), []).append(pair)
+        left_out = [pair for pair in row.pairs if not pair[1]]
         for cast, pairs in parts.items():
-            yield dataclasses.replace(row, pairs=tuple(pairs), cast=cast)
+            yield dataclasses.replace(row, pairs=(*pairs, *left_out), cast=cast)
 
     def _shifted(
         self, ones: Mapping[str, Any], twos: Mapping[str, Any], offset: float
@@ -398,14 +427,17 @@ class Evidence:
     def _plans(self, row: DraftRow, kinds: Sequence[Sequence[Any]]) -> bool:
         """Return whether one row moves the first and the last leaves of each kind."""
         some = [pair for alike in kinds for pair in (alike[0], *alike[1:][-1:])]
+        some = [*row.pairs] if row.takes else some  # which name all numbers
         source = {path: self.source.leaves[path] for paths, _ in some for path in paths}
         target = {path: self.target.leaves[path] for _, paths in some for path in paths}
-        table = as_table(*written([row]))  # what we write can be read
-        try:
-            table.plan(source, target)
-        except MigrationError:
-            return False
-        return True
+        return _plans([row], source, target)
+
+    def fit_together(self, rows: Iterable[DraftRow]) -> bool:
+        """Return whether the live ones of some rows agree on all of their leaves."""
+        rows = [row for row in rows if row.is_live]
+        source = {p: self.source.leaves[p] for row in rows for p in row.source_paths}
+        target = {p: self.target.leaves[p] for row in rows for p in row.target_paths}
+        return _plans([*map(canonical, rows)], source, target)
 
     def gives(self, row: DraftRow) -> bool:
         """Return whether a row makes every number of its targets, in all calls."""
@@ -532,6 +564,17 @@ class Evidence:
             for dtype in {self.target.leaves[path].dtype for path in paths}
             if (own := contents([self.target.array(path) for path in paths], dtype))
         )
+
+
+def _plans(
+    rows: Sequence[DraftRow], source: Mapping[str, Any], target: Mapping[str, Any]
+) -> bool:
+    table = as_table(*written(rows))  # what we write can be read
+    try:
+        table.plan(source, target)
+    except MigrationError:
+        return False
+    return True
 
 
 def cropped(array: np.ndarray, box: tuple[tuple[int, int], ...] | None) -> np.ndarray:

@@ -24,6 +24,7 @@ from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.sums import summands, with_sums
 from treeadapt.porting.drafts.synonyms import Words
+from treeadapt.porting.drafts.taken import orders_of_numbers, with_orders
 from treeadapt.text.names import plural
 
 _MOST_PAIRS = 10_000  # of families that are left, beyond which none is compared
@@ -154,7 +155,41 @@ def _rows(
     if not evidence.has_numbers:
         return _fitting(evidence, _by_names(evidence, words, notes, stated))
     rows, have_common = evidence.rows()
+    taking = evidence.reordered(rows)
+    # Rows that take numbers of one node in different orders are no table.
+    apart = [row for row in taking if not orders_of_numbers([row])]
+    found: list[DraftRow] = []
+    for some in (taking, apart):
+        found, new_notes = _rows_next_to(
+            evidence, words, stated, [*rows, *some], have_common=have_common
+        )
+        if len(apart) == len(taking) or evidence.fit_together(found):
+            break
+    notes += new_notes
+    return found
+
+
+def _rows_next_to(
+    evidence: Evidence,
+    words: Words,
+    stated: ModelConfig,
+    rows: Sequence[DraftRow],
+    *,
+    have_common: bool,
+) -> tuple[list[DraftRow], list[str]]:
+    """Return rows with those for the leaves that are left, and what to know of them.
+
+    Args:
+        evidence: both sides.
+        words: what names mean.
+        stated: by the configuration.
+        rows: that numbers show.
+        have_common: whether more numbers are in common than by chance.
+    """
+    notes: list[str] = []
+    orders = orders_of_numbers(rows)
     proposed = _proposed(evidence, words, rows, notes)
+    proposed = [with_orders(row, orders) for row in proposed]
     tested = [each for row in proposed for each in evidence.tested(row)]
     tested += _of_other_sizes(evidence, [*rows, *tested], words)
     counted = evidence.counted([*rows, *tested])
@@ -167,9 +202,9 @@ def _rows(
         have_common = have_common or evidence.are_reordered(tested)
         notes += [NO_ROW] if have_common else []
     if shows or have_common or len(evidence.calls) > 1:
-        return _fitting(evidence, [*rows, *tested])
+        return _fitting(evidence, [*rows, *tested]), notes
     notes.append(_NOTHING_COMMON)
-    return _fitting(evidence, _by_names(evidence, words, notes, stated))
+    return _fitting(evidence, _by_names(evidence, words, notes, stated)), notes
 
 
 def _fitting(evidence: Evidence, rows: Sequence[DraftRow]) -> list[DraftRow]:

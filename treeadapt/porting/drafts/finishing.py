@@ -26,14 +26,16 @@ from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.writing import (
     as_table,
     counts_heads,
+    is_factor,
     with_first_layers,
     with_sizes,
     written,
 )
-from treeadapt.text.names import fold, listing
+from treeadapt.text.names import fold, listing, plural
 from treeadapt.trees.casting import has_zero
 
 NO_ROW = "The two sides have numbers in common, in an order that no row gives."
+_MOST_PARTS = 8  # of an axis, as gates, of which an order is a part of the formula
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _FEW_PAIRS = (
     "Most leaves have no partner: these do not look like one model of one size. Where "
@@ -123,7 +125,11 @@ def finished(
         path for each in texts if each.row.checks for path in each.row.source_paths
     }
     missing = tuple(path for path in target.leaves if path not in filled)
-    gone = {*pairs, *(unread or ())}
+    left_out = [
+        p for row in united for paths, new in row.pairs if not new for p in paths
+    ]
+    notes += _left_out_notes(left_out)
+    gone = {*pairs, *(unread or ()), *left_out}
     unexpected = tuple(path for path in source.leaves if path not in gone)
     shared = _sharing(source, target, unexpected, missing)
     few = len(pairs) * 2 < len(source.leaves) and len(filled) * 2 < len(target.leaves)
@@ -153,6 +159,11 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
         row = row.marked("sizes", "which of two equal sizes is in [sizes]")
     if row.pads or row.cuts:
         row = row.marked("length", "how many these are was seen at this size alone")
+    for atom, take in row.takes:
+        is_part = take.is_order and take.size and is_factor(row, atom)
+        is_few = 0 < take.size <= _MOST_PARTS and take.size not in stated.counts
+        if not is_part or not is_few or is_of_heads:
+            row = row.marked("order", "what it takes was seen at this size alone")
     if is_of_heads and (other := stated.contradiction(row)):
         row = row.marked("heads", other)
     return row
@@ -226,6 +237,13 @@ def _pairs(
         for path in group.source_paths:
             pairs.setdefault(path, {}).update(dict.fromkeys(group.filled))
     return pairs
+
+
+def _left_out_notes(paths: Sequence[str]) -> Iterator[str]:
+    if paths:
+        names = listing(fold(paths), limit=4)
+        leaves = plural(len(paths), "leaf")
+        yield f"{leaves} of the source that `take` leaves out: {names}."
 
 
 def _size_notes(rows: Sequence[DraftRow], source: Side, target: Side) -> Iterator[str]:

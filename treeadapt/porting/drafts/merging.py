@@ -46,6 +46,7 @@ def canonical(row: DraftRow) -> DraftRow:
         gaps=frozenset(new[atom] for atom in row.gaps if atom in new),
         bare=frozenset(new[atom] for atom in row.bare if atom in new),
         copies=frozenset(new[atom] for atom in row.copies if atom in new),
+        takes=tuple((new[atom], take) for atom, take in row.takes),
     )
 
 
@@ -88,6 +89,7 @@ def _open(row: DraftRow, stated: Collection[int]) -> tuple[list[int], bool]:
         sums += [list(parts) for parts in place.axes]
     inner = {atom for parts in sums for atom in parts[0][-1:]} & united
     chosen = sorted(row.gaps)
+    determined |= {atom for atom, take in row.takes if take.size}
     determined |= row.gaps
     while True:
         count = -1

@@ -44,7 +44,8 @@ _SEEN = (
 )
 _READ = (
     "# No row here gives what the function makes of these. What is computed otherwise",
-    "# than by `scale`, `offset`, `pad`, `cast`, `add` is a row with a function:",
+    "# than by `take`, `scale`, `offset`, `pad`, `cast`, `add` takes a row with a",
+    "# function:",
 )
 _STATED = (
     "# The configuration next to the source states it, and shapes fit any number of",
@@ -59,7 +60,8 @@ _NEXT = {
     "functions": "ta.match_models proves a table, given both models as functions.",
     "answers": "ta.find_wrong_rows names a wrong row, given answers of one model.",
     "size": (
-        "draft.check at another size answers 'length', 'numbers', 'scale' and 'sizes'."
+        "draft.check at another size answers "
+        "'length', 'numbers', 'order', 'scale' and 'sizes'."
     ),
 }
 _KINDS = ("by values", "to check")

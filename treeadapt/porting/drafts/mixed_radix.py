@@ -16,6 +16,7 @@ import numpy as np
 
 COPIES = -1  # in place of an axis, where all values have the same numbers
 _MOST_SEGMENTS = 16  # of an axis
+_MOST_ENDS = 1_024  # at which a segment of an axis may end; no order of words is one
 _LEAST = 0.98  # of the numbers whose place is known, that a map must explain
 
 
@@ -79,7 +80,7 @@ def fit_map(
     start = int(np.median(rest)) if len(rest) else 0
     if np.mean(rest == start) < _LEAST or start < 0:
         return None
-    digits = [_factored(step, other) for step in known]
+    digits = [factored(step, other) for step in known]
     if any(each is None for each in digits):
         return None
     if start >= math.prod(other):
@@ -123,10 +124,12 @@ def segment_starts(steps: np.ndarray | None, other: Sequence[int]) -> list[int]:
         >>> segment_starts(np.array([0, 1, 5, 6, 2, 3, 4, 7, 8, 9]), [10])
         [0, 4]
     """
-    if steps is None or _factored(steps, other) is not None:
+    if steps is None or factored(steps, other) is not None:
         return []
     ends = [*(1 + np.flatnonzero(np.diff(steps) < 0)), len(steps)]
     cuts = [0]
+    if len(ends) > _MOST_ENDS:
+        return []
     while cuts[-1] < len(steps):
         start = cuts[-1]
         segments = ((end, steps[start:end] - steps[start]) for end in reversed(ends))
@@ -139,7 +142,7 @@ def segment_starts(steps: np.ndarray | None, other: Sequence[int]) -> list[int]:
 
 
 def _is_made(steps: np.ndarray, other: Sequence[int]) -> bool:
-    return _factored(steps, other) is not None
+    return factored(steps, other) is not None
 
 
 def _steps(
@@ -173,8 +176,13 @@ def _steps(
     return steps - steps[0]
 
 
-def _factored(steps: np.ndarray, other: Sequence[int]) -> tuple[Digit, ...] | None:
-    """Return the digits that steps along one axis are made of."""
+def factored(steps: np.ndarray, other: Sequence[int]) -> tuple[Digit, ...] | None:
+    """Return the digits that steps along one axis are made of; None if they are not.
+
+    Args:
+        steps: from index 0 of the axis to each.
+        other: sizes of the axes of the other array.
+    """
     digits: list[Digit] = []
     while len(steps) > 1:
         step = int(steps[1])

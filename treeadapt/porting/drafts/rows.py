@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from treeadapt.migrations.take import Take
+
 _TOKEN = re.compile(
     r"0(?![0-9])|[1-9][0-9]{0,17}(?![0-9])|[0-9]+|[^\W\d_]+|.", re.DOTALL
 )
@@ -88,6 +90,7 @@ class DraftRow:
             count does not give the size.
         bare: atoms of texts that need no list, because nothing else matches.
         fixed: atoms of numbers of which the leaves of the row have one value.
+        takes: atoms of which only some values are taken, or in another order.
         copies: atoms of axes of the targets along which the numbers are repeated.
         is_sum: whether the sources are added.
         is_rest: whether it takes all that no row above takes, as it is.
@@ -110,6 +113,7 @@ class DraftRow:
     bare: frozenset[int] = frozenset()
     fixed: frozenset[int] = frozenset()
     copies: frozenset[int] = frozenset()
+    takes: tuple[tuple[int, Take], ...] = ()
     is_sum: bool = False
     is_rest: bool = False
     is_live: bool = True
@@ -134,6 +138,7 @@ class DraftRow:
             self.pads,
             self.cuts,
             self.is_sum,
+            self.takes,
         )
 
     @property

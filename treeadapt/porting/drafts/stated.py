@@ -26,6 +26,7 @@ _NUMBER = re.compile(r"heads|n_head")
 _SIZE = re.compile(r"head_dim|head_size|^d_kv$|kv_channels")
 _WIDTH = re.compile(r"hidden_size|n_embd|d_model|dim|embed_dim")
 _FEWER = re.compile(r"kv|key|value|group")
+_COUNT = re.compile(r"^num_|^n_|heads|layers|experts|groups|blocks|depth")
 _FIRST = re.compile(r"dense")
 _TIED = "tie_word_embeddings"
 
@@ -37,12 +38,14 @@ class ModelConfig:
     Attributes:
         heads: the key of the size of a head, by the number of heads and that size.
         first: keys of numbers of first layers that are dense, by these.
+        counts: numbers of heads, layers, experts and whatever else is counted.
         tied: the key that says that the head is the embedding; empty without one.
         note: why nothing is known; empty if there is nothing to say.
     """
 
     heads: Mapping[tuple[int, int], str]
     first: Mapping[int, str]
+    counts: frozenset[int] = frozenset()
     tied: str = ""
     note: str = ""
 
@@ -111,15 +114,17 @@ def read_stated(source: Any) -> ModelConfig:
         return dataclasses.replace(NOTHING, note=text)
     heads: dict[tuple[int, int], str] = {}
     first: dict[int, str] = {}
+    counts: set[int] = set()
     tied = ""
     for prefix, section in _sections(fields, "") if isinstance(fields, Mapping) else ():
         for number, size, key in _heads_of(section, prefix):
             heads.setdefault((number, size), key)
+        counts |= {value for _, value in _sizes_in(section, _COUNT)}
         for key, value in _sizes_in(section, _FIRST):
             first.setdefault(value, prefix + key)
         if section.get(_TIED) is True:
             tied = tied or prefix + _TIED
-    return ModelConfig(heads, first, tied)
+    return ModelConfig(heads, first, frozenset(counts), tied)
 
 
 def _sections(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,6 +42,13 @@ from treeadapt.porting.drafts.segments import (
     cut_pool,
     cuts_of_pool,
     with_whole_leaves,
+)
+from treeadapt.porting.drafts.taken import (
+    SelectedOf,
+    ordered_in,
+    selected_of,
+    taken_links,
+    with_takes,
 )
 
 _MAX_NUMBER = 10**6
@@ -98,6 +105,27 @@ def rows_of_counted_names(
             every = [_rows_with_a_name([each], counts, in_order=True) for each in pool]
             rows += [row for of_one in every for row in of_one or () if all(every)]
     return rows
+
+
+def rows_of_orders(
+    sources: Iterable[NumberedLeaf],
+    targets: Iterable[NumberedLeaf],
+    links: Iterable[Link],
+) -> list[DraftRow]:
+    """Return rows that take numbers in another order, or some of them.
+
+    Args:
+        sources: all leaves of the source.
+        targets: all leaves of the target.
+        links: between some of them, that follow no other row.
+    """
+    sources = [*sources]
+    counts, numbers = _counted(sources, targets), dict[Pattern, list[int]]()
+    for leaf in sources:
+        most = numbers.setdefault(leaf.template, [0] * len(leaf.numbers))
+        most[:] = [max(n, 1 + m) for n, m in zip(most, leaf.numbers, strict=True)]
+    pools = [_Pool(pool, counts, numbers) for pool in _pools(links).values()]
+    return [row for pool in pools for row in pool.rows() or ()]
 
 
 def _counted(
@@ -380,10 +408,23 @@ def _components(links: Iterable[Link]) -> list[list[Link]]:
 
 
 class _Pool:
-    """Components that are alike but for numbers in paths."""
+    """Components that are alike but for numbers in paths.
 
-    def __init__(self, components: Components, counts: Counts) -> None:
+    Args:
+        components: links that hang together.
+        counts: of leaves.
+        numbers: how many there are at each place of the source's paths; where they are
+            known, rows may ``take``.
+    """
+
+    def __init__(
+        self,
+        components: Components,
+        counts: Counts,
+        numbers: Mapping[Pattern, Sequence[int]] | None = None,
+    ) -> None:
         self._components, self._counts = components, counts
+        self._numbers = numbers or {}
         self._captures = self._find_captures()
 
     def rows(self) -> list[DraftRow] | None:
@@ -400,7 +441,7 @@ class _Pool:
             if row is None:
                 return None
             row = dataclasses.replace(row, pairs=_pairs(links))
-            form = row.sources, row.targets, row.gaps, row.notes
+            form = row.sources, row.targets, row.gaps, row.notes, row.takes
             rows.setdefault(form, []).append(row)
         alone = (every[0] for every in rows.values() if len(every) < 2)
         if any(row.fixed and self._has_more(row) for row in alone):
@@ -507,10 +548,65 @@ class _Pool:
         sources, targets = self._variants(0, links), self._variants(1, links)
         if sources is None or targets is None:
             return None
-        sides = (sources, targets)
+        row = self._plain_row((sources, targets), links)
+        if row is not None:
+            return row
+        for selected in self._selected(sources, targets, links):
+            if any(selected.values()):
+                taken = [*taken_links(links, selected)]
+                sides = self._variants(0, taken), self._variants(1, taken)
+                row = self._plain_row(sides, taken)
+                if row is not None and (row := with_takes(row, selected)):
+                    return row
+        return None
+
+    def _selected(
+        self, sources: list[Variant], targets: list[Variant], links: Sequence[Link]
+    ) -> Iterator[SelectedOf]:
+        """Yield which values of the sources' axes, or numbers, the targets may have."""
+        if not self._numbers:
+            return
+        counts = [self._numbers[each.template] for each in sources]
+        for in_parts in (True, False):
+            if len(sources) == 1:
+                (whole,) = sources
+                every = [
+                    selected_of(
+                        part,
+                        whole,
+                        self._points(1, part, whole, links),
+                        counts[0],
+                        in_parts=in_parts,
+                    )
+                    for part in targets
+                ]
+                are_one = every == every[:1] * len(every)
+                yield {whole.template: every[0] if are_one else ()}
+            if len(targets) == 1:
+                yield {
+                    part.template: ordered_in(
+                        part,
+                        targets[0],
+                        self._points(0, part, targets[0], links),
+                        own,
+                        in_parts=in_parts,
+                    )
+                    for part, own in zip(sources, counts, strict=True)
+                }
+
+    def _plain_row(
+        self,
+        sides: tuple[list[Variant] | None, list[Variant] | None],
+        links: Sequence[Link],
+    ) -> DraftRow | None:
+        """Return the row in which no number is left out, or in another order."""
+        sources, targets = sides
+        if sources is None or targets is None:
+            return None
         for side in (1, 0):  # the parts are targets, or sources
-            if len(sides[1 - side]) == 1:
-                row = self._placed(side, sides[side], sides[1 - side][0], links)
+            parts, wholes = (targets, sources)[:: 2 * side - 1]
+            if len(wholes) == 1:
+                row = self._placed(side, parts, wholes[0], links)
                 if row is not None:
                     return row
         return None

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.operations import OF
 from treeadapt.migrations.rows import SPLIT, Row, parse_row
 from treeadapt.porting.drafts.factors import read_factor
 from treeadapt.porting.drafts.merging import open_atoms
@@ -293,6 +294,9 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
 
     for atom in row.copies:
         give(atom, "r")
+    for atom, _ in row.takes:
+        if is_factor(row, atom):
+            give(atom, "p")
     for place in row.places:
         before = ""
         for token in place.tokens:
@@ -368,6 +372,8 @@ def _written(
     sources, targets = _addresses(row, spelling)
     factor = read_factor(row, names)
     operations: dict[str, Any] = {"add": True} if row.is_sum else {}
+    if row.takes:
+        operations["take"] = _taken(row, names)
     if isinstance(factor.value, str):
         operations["scale"] = factor.value
     for note in factor.doubts:
@@ -421,6 +427,26 @@ def _padded(
     }
 
 
+def _taken(row: DraftRow, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return which numbers are taken, by the names of their axes."""
+    takes = {names[atom]: take.typed for atom, take in row.takes}
+    some = [take.size for _, take in row.takes if take.needs_size]
+    return takes | ({OF: some[0]} if some else {})
+
+
+def is_of_path(row: DraftRow, atom: int) -> bool:
+    """Return whether an atom is a number of a path."""
+    tokens = (token for place in row.places for token in place.tokens)
+    return any(isinstance(token, Hole) and atom in token.atoms for token in tokens)
+
+
+def is_factor(row: DraftRow, atom: int) -> bool:
+    """Return whether an atom is one of several factors wherever it is."""
+    parts = [part for place in row.places for axis in place.axes for part in axis]
+    is_one = all(len(part) > 1 for part in parts if atom in part)
+    return is_one and not is_of_path(row, atom)
+
+
 def _is_renaming(row: DraftRow) -> bool:
     """Return whether each array stays as it is."""
     source, target = row.places
@@ -432,7 +458,8 @@ def _is_renaming(row: DraftRow) -> bool:
     is_one = all(len(hole.atoms) == 1 for in_path in holes for hole in in_path)
     # A list of numbers of its own in each path is read as such only in axes.
     is_same = source.axes == target.axes and atoms[0] == atoms[1] and is_one
-    return is_same and not (row.pads or row.cuts)
+    takes_axes = any(not is_of_path(row, atom) for atom, _ in row.takes)
+    return is_same and not (row.pads or row.cuts or takes_axes)
 
 
 def _address(
