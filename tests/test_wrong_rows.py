@@ -121,7 +121,9 @@ def changed(answers: Any, change: str) -> Any:
 @pytest.mark.parametrize("change", ["factor", "order"])
 def test_models_that_differ_elsewhere_are_not_mended(change: str) -> None:
     reference = reference_of("conv", "function")
-    report = find("conv", None, lambda p: changed(reference(p), change), depth=1)
+    report = find(
+        "conv", None, lambda p: changed(reference(p), change), depth=1, limit=2_000
+    )
     assert not report.found
     assert report.migration is None
     assert report.changes == ()

@@ -529,11 +529,11 @@ def convnext() -> Model:
 # A language model with fewer heads of keys
 
 
-def llama() -> Model:
+def llama(scale: float = 0.25) -> Model:
     heads, kv = 4, 2
     width = heads * DIM
     rows = [
-        ("embed_tokens.weight : v m", ("embed : v m", {"scale": 0.25})),
+        ("embed_tokens.weight : v m", ("embed : v m", {"scale": scale})),
         ("layers.{l}.q_proj.weight : (h two half) m", "blocks/q : l m h (half two)"),
         ("layers.{l}.k_proj.weight : (g two half) m", "blocks/k : l m g (half two)"),
         ("layers.{l}.v_proj.weight : (g d) m", "blocks/v : l m g d"),
@@ -575,7 +575,7 @@ def llama() -> Model:
         return jnp.stack(pair, -1).reshape(x.shape)
 
     def apply(params: Any) -> Any:
-        x = params["embed"][tokens] * 4
+        x = params["embed"][tokens] / scale
         for n in range(LAYERS):
             own = _layer(params["blocks"], n)
             y = _rms(x, 1 + own["input"])
@@ -643,8 +643,7 @@ def llama() -> Model:
 # A mixture of experts, its projections fused
 
 
-def moe() -> Model:
-    experts = 3
+def moe(experts: int = 3) -> Model:
     rows = [
         ("wte.weight : v m", "embed : v m"),
         ("h.{l}.qkv.weight : (p h d) m", "blocks/{p=q,k,v} : l m h d"),
@@ -927,6 +926,7 @@ def search(
     by: str,
     dtype: Any = jnp.float32,
     tolerance: float = 1e-4,
+    depth: int = 3,
 ) -> Outcome:
     """Search for the wrong rows of one table."""
     source, right = model.source(), model.table()
@@ -947,6 +947,7 @@ def search(
         in_dtype,
         reference if by == "function" else reference(source),
         tolerance=tolerance,
+        depth=depth,
     )
     elapsed = time.monotonic() - start
     is_right = False

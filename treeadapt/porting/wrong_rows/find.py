@@ -27,6 +27,7 @@ from treeadapt.porting.measure import (
     errors_of,
     require_alike,
 )
+from treeadapt.porting.wrong_rows.matched import MatchedTable, matched
 from treeadapt.porting.wrong_rows.tables import (
     Case,
     Place,
@@ -95,6 +96,12 @@ class WrongRows:
         tried: how many tables were tried.
         migration: the mended table; the given one if nothing is wrong; None if none
             was found.
+        found_by: ``"edits"`` of the given table; ``"matching"`` of the models, the last
+            resort if the old one is a function; empty if nothing had to be changed.
+        matching_evaluations: how many of ``evaluations`` matching took; 0 if it was not
+            asked.
+        why: what matching says if it finds nothing, as that the models differ where
+            numbers are small.
     """
 
     found: bool
@@ -107,6 +114,9 @@ class WrongRows:
     evaluations: int
     tried: int
     migration: Migration | None
+    found_by: str = ""
+    matching_evaluations: int = 0
+    why: tuple[str, ...] = ()
     _why_unseen: str = dataclasses.field(default="", repr=False)
 
     def __str__(self) -> str:
@@ -117,6 +127,8 @@ class WrongRows:
             count = plural(len(self.changes), "change")
             text = f"{count}: the answers differ by {self.after:.2g}"
             text = f"{text}, before by {self.before:.2g}."
+            if self.found_by == "matching":
+                text += " Edits of the table did not mend it; matching the models did."
         elif not self.found:
             text = (
                 f"Not found: the answers differ by {self.before:.2g}, and no table "
@@ -127,11 +139,14 @@ class WrongRows:
         lines += section("these do as well:", self.others)
         ranked = [f"{error:.2g}  {text}" for text, error in self.ranked]
         lines += section("least difference with a change of one row:", ranked)
+        lines += section("the models were matched, too:", self.why)
         if self.unseen:
             lines.append(
                 f"not seen, because {self._why_unseen}: {listing(self.unseen)}."
             )
         calls = plural(self.evaluations, "evaluation")
+        if self.matching_evaluations:
+            calls += f", {self.matching_evaluations:,} of them to match the models"
         return "\n".join([*lines, f"{calls}, {plural(self.tried, 'table')} tried"])
 
 
@@ -155,8 +170,10 @@ def find_wrong_rows(
     """Find the rows because of which a model answers otherwise than the old one.
 
     Tables that differ from the given one in a row or more are tried: axes, names, parts
-    or texts in another order, halves for neighbours, other offsets, rows exchanged. One
-    is found only if it answers right as a whole. Use tiny models with random numbers:
+    or texts in another order, halves for neighbours, other offsets, rows exchanged. If
+    none does, and the old model is a function, both models are matched without a table,
+    as by ``match_models``, and rows are wrong that contradict the match. A table is
+    found only if it answers right as a whole. Use tiny models with random numbers:
     every try is a forward pass.
 
     Args:
@@ -170,7 +187,8 @@ def find_wrong_rows(
             ``source``. A function finds more, because its arrays can be changed.
         tolerance: largest difference that is rounding, as in ``WrongRows.before``.
         width: how many tables each step of the search goes on from.
-        depth: how many edits the search goes from the given table.
+        depth: how many edits the search goes from the given table; with 0 the models
+            are matched at once.
         limit: of calls of the model and the reference, which are five or more. A right
             table takes 2; with a function 4, and one or two more for each leaf.
         seed: of the numbers by which arrays are changed.
@@ -214,8 +232,10 @@ def find_wrong_rows(
                 )
         raise
     left = max(limit, _LEAST)
-    search = _Search(tables, flat, model, reference, tolerance, width, depth, left)
-    return search.report(np.random.default_rng(seed))
+    search = _Search(
+        tables, flat, model, reference, tolerance, width, depth, left, seed
+    )
+    return search.report()
 
 
 @dataclasses.dataclass
@@ -230,12 +250,13 @@ class _Search:
     width: int
     depth: int
     left: int
+    seed: int
     evaluations: int = 0
     seen: set[State] = dataclasses.field(default_factory=set)
     least: dict[Place, float] = dataclasses.field(default_factory=dict)
     cases: list[Case] = dataclasses.field(default_factory=list)
 
-    def report(self, rng: np.random.Generator) -> WrongRows:
+    def report(self) -> WrongRows:
         """Return what is found."""
         theirs = self.reference
         is_function = callable(theirs)
@@ -244,14 +265,17 @@ class _Search:
         self.cases = [Case(self.flat, answers_of(theirs))]
         before, _ = self._compared(self.cases[0], ())
         if is_function:
-            leaves = self._shaken(rng)
+            leaves = self._shaken(np.random.default_rng(self.seed))
             self.cases.append(Case(leaves, self._called("reference", leaves)))
         changes: tuple[RowChange, ...] = ()
         others: tuple[str, ...] = ()
         after, migration = before, None
-        state = None
+        state, match = None, MatchedTable(None, 0)
         with contextlib.suppress(_LimitError):
             state = self._found()
+        if state is None and is_function:
+            match = self._matched()
+            state = match.state
         if state is not None:
             state, others = self._refined(state)
             changes = tuple(self._change(state, u) for u in self.tables.units(state))
@@ -282,6 +306,9 @@ class _Search:
             evaluations=self.evaluations,
             tried=len(self.seen),
             migration=migration,
+            found_by=("matching" if match.state else "edits") if changes else "",
+            matching_evaluations=match.evaluations,
+            why=match.why,
             _why_unseen=why,
         )
 
@@ -300,6 +327,41 @@ class _Search:
             if state is not None and self._answers_right(state):
                 return state
         return self._doubled() if self.depth > 1 else None
+
+    def _matched(self) -> MatchedTable:
+        """Return what a match of both models says, for which no table need be near."""
+        if self.left <= 0:
+            return MatchedTable(None, 0, ("the limit left no evaluation for that",))
+        comparison, match = matched(
+            self.tables,
+            self.cases[0],
+            self.model,
+            self.reference,
+            tolerance=self.tolerance,
+            limit=self.left,
+            seed=self.seed,
+        )
+        self.evaluations += match.evaluations
+        self.left -= match.evaluations
+        if comparison is None:
+            return match
+        why, state = "they match, but the limit left no evaluation for the rows", None
+        with contextlib.suppress(_LimitError):
+            wrong = comparison.wrong(self.cases[-1], self._is_right)
+            why = (
+                f"they match, but no rows of a table say how: {listing(sorted(wrong))}"
+            )
+            state = comparison.state(wrong)
+            state = state if state and self._answers_right(state) else None
+        return dataclasses.replace(match, state=state, why=() if state else (why,))
+
+    def _is_right(self, params: Callable[[Case], Mapping[str, Any]]) -> bool:
+        """Return whether params that are made of each case answer right."""
+        for case in reversed(self.cases):
+            ours = self._called("model", self.tables.tree(params(case)))
+            if not self._difference(ours, case.answers)[0] <= self.tolerance:
+                return False
+        return True
 
     def _doubled(self) -> State | None:
         """Return a table with two edits in one row that answers right.

@@ -7,6 +7,7 @@ their params. A state says which rows are others than in the given table. See
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -85,6 +86,7 @@ class Tables:
         self.options = functools.cache(self._options)
         self.exchange = functools.cache(self._exchange)
         self.reasons: dict[tuple[Place, Rows], str] = {}
+        self._linked: list[frozenset[Place]] = []  # whose rows fit only together
         self._groups: dict[tuple[Place, Rows], list[Group]] = {}
         self._wholes: dict[State, bool] = {(): True}
         self.places: list[Place] = []
@@ -107,7 +109,8 @@ class Tables:
 
     def rows(self, state: State, place: Place) -> Rows:
         """Return what is in the place of a row."""
-        return dict(state).get(place) or (self.plans[place[0]].rows[place[1]],)
+        given = (self.plans[place[0]].rows[place[1]],)
+        return dict(state).get(place, given)
 
     def groups(self, place: Place) -> list[Group]:
         """Return the groups of a row of the given table."""
@@ -115,8 +118,11 @@ class Tables:
 
     def taken(self, place: Place) -> list[str]:
         """Return the paths of the leaves that a row of the given table takes."""
-        paths = (group.source_paths for group in self.groups(place))
-        return [*itertools.chain(*paths)]
+        plan, (row,) = self.plans[place[0]], self.rows((), place)
+        if row.drops:
+            moved = {path for group in plan.groups for path in group.source_paths}
+            return [p for p in plan.source if row.takes(p) and p not in moved]
+        return [*itertools.chain(*(g.source_paths for g in self.groups(place)))]
 
     def made(self, place: Place, rows: Rows) -> dict[str, Any]:
         """Return the shapes of what rows make, by path."""
@@ -142,7 +148,53 @@ class Tables:
                 units.append({place: rows})
             else:
                 crossed[place] = rows
-        return [*units, crossed] if crossed else units
+        units += [crossed] if crossed else []
+        for linked in self._linked:
+            ones = [unit for unit in units if not linked.isdisjoint(unit)]
+            units = [unit for unit in units if linked.isdisjoint(unit)]
+            units += [dict(collections.ChainMap(*map(dict, ones)))] if ones else []
+        return units
+
+    def place_that_takes(self, path: str) -> Place:
+        """Return where the row is that takes a leaf of the source, or drops it."""
+        places = ((0, number) for number in range(len(self.plans[0].rows)))
+        return next(place for place in places if path in self.taken(place))
+
+    def placed(
+        self, every: Mapping[Place, Rows], sources: Iterable[str], leaves: Iterable[str]
+    ) -> State | None:
+        """Return a state with rows that fit only together; None if they do not fit.
+
+        Args:
+            every: rows by their place; none where the given one is gone.
+            sources: paths of what they take.
+            leaves: paths of what they make.
+        """
+        plan = self.plans[0]
+        paths, wanted = dict.fromkeys(sources), {p: self.likes[p] for p in leaves}
+        for place, rows in every.items():
+            if self.rows((), place)[0] in rows:  # it keeps what the others leave
+                paths |= dict.fromkeys(self.taken(place))
+                wanted |= {
+                    p: self.likes[p] for p in self.made(place, self.rows((), place))
+                }
+        pairs = [(place, row) for place, rows in every.items() for row in rows]
+        pairs.sort(key=lambda pair: pair[1] is self.rows((), pair[0])[0])
+        source, problems = {path: plan.source[path] for path in paths}, Problems()
+        planned, _ = plan_groups(
+            [r for _, r in pairs], plan.sizes, source, wanted, problems
+        )
+        made = {path: spec for group in planned for path, spec in group.specs.items()}
+        if problems.texts or made.keys() != wanted.keys():
+            return None
+        if not all(fits(spec, wanted[path]) for path, spec in made.items()):
+            return None
+        for place, rows in every.items():
+            self._groups[place, rows] = [
+                g for g in planned if pairs[g.place][0] == place
+            ]
+        self._linked.append(frozenset(every))
+        return self.edited((), every)
 
     def neighbours(self, state: State) -> Iterator[tuple[State, tuple[Place, ...]]]:
         """Yield all tables one edit away, and where they differ."""
@@ -191,7 +243,7 @@ class Tables:
     ) -> list[tuple[tuple[Rows, Rows], str]]:
         """Return what two rows would be, if both fit, with leaves of each other."""
         (place, rows), (other, others) = one, two
-        if place[0] != other[0] or len(rows) > 1 or len(others) > 1:
+        if place[0] != other[0] or len(rows) != 1 or len(others) != 1:
             return []
         plan, wanted = self.plans[place[0]], (self.made(*one), self.made(*two))
         paths = self.taken(place), self.taken(other)
@@ -301,6 +353,7 @@ class Tables:
     def params(self, case: Case, state: State) -> dict[str, Any] | None:
         """Return what a table makes; None if the numbers contradict it."""
         leaves = case.leaves
+        every = dict.fromkeys([*self.places, *dict(state)])
         for number, plan in enumerate(self.plans):
             likes = self.likes if number == len(self.plans) - 1 else {}
             result: dict[str, Any] = {}
@@ -308,7 +361,7 @@ class Tables:
                 like = plan.added[path]
                 zeros = np.zeros(like.shape, like.dtype) if how == "zeros" else None
                 result[path] = likes[path] if zeros is None else zeros
-            for place in (place for place in self.places if place[0] == number):
+            for place in (place for place in every if place[0] == number):
                 key = place, self.rows(state, place)
                 made = {} if number else case.remembered.get(key, {})
                 try:
