@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import graphlib
 import re
 import subprocess
@@ -62,6 +63,7 @@ OWNED = {
 # A string that names a module of the package, as passed to ``importlib``.
 NAME_OF_MODULE = re.compile(r"treeadapt(\.\w+)+")
 
+UNDOCUMENTED_ENDS = ("default_registry", "_src", "walk")
 UNDOCUMENTED = {"jtu.default_registry", "jax.tree_util.default_registry"}
 
 # Tests ask the face, so that rooms can be moved. These import a room, and why.
@@ -102,6 +104,8 @@ TESTS_IN_ROOMS = {
     "test_torch_files.py": "limits made small, and arrays read in small blocks",
     "test_untrusted.py": "limits, compared with the policy and made small",
 }
+# Whatever names a room has one of these, so most files need not be parsed.
+MAY_ASK = re.compile(rf"treeadapt\.|treeadapt import|\bta\.(?:{'|'.join(LINE_OF)})\b")
 PROGRAM_IMPORTS = re.compile(r"^ *(?:from|import) (treeadapt(?:\.\w+)+)", re.MULTILINE)
 
 # Top-level entries; more of them would hide the important ones.
@@ -143,9 +147,16 @@ def complaints(package: Path) -> Iterator[str]:
                 yield f"{module}:{line}: calls what JAX does not document ({call})"
 
 
+@functools.cache  # several tests read each file, and to walk it takes long
+def nodes_in(source: str) -> list[ast.AST]:
+    """What a source imports, its attributes and its constants, in order."""
+    kinds = ast.Import | ast.ImportFrom | ast.Attribute | ast.Constant
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
 def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
     """Absolute dotted names that ``file`` imports, with line numbers."""
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in nodes_in(file.read_text("utf-8")):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 # Without ``as`` this binds the package, whatever follows the dot.
@@ -166,8 +177,8 @@ def _imports(file: Path, package: Path) -> Iterator[tuple[str, int]]:
 
 def _undocumented(file: Path) -> Iterator[tuple[str, int]]:
     """Uses of undocumented parts of JAX, with line numbers; ``_jax`` has them."""
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-        if isinstance(node, ast.Attribute):
+    for node in nodes_in(file.read_text("utf-8")):
+        if isinstance(node, ast.Attribute) and node.attr in UNDOCUMENTED_ENDS:
             text = ast.unparse(node)
             if (
                 text in UNDOCUMENTED
@@ -246,7 +257,7 @@ def test_no_module_imports_itself_by_way_of_others():
     }
     imports: dict[str, set[str]] = {module: set() for module in files}
     for module, file in files.items():
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in nodes_in(file.read_text("utf-8")):
             if isinstance(node, ast.ImportFrom):
                 names = {f"{node.module}.{alias.name}" for alias in node.names}
                 imports[module] |= {str(node.module), *names} & files.keys()
@@ -321,8 +332,11 @@ def rooms_asked(file: Path) -> set[str]:
 
     Patches by name count, and so does a room as an attribute of the package.
     """
+    source = file.read_text("utf-8")
+    if not MAY_ASK.search(source):
+        return set()
     names = {name for name, _ in _imports(file, PACKAGE)}
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in nodes_in(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.update(PROGRAM_IMPORTS.findall(node.value))
         elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ta":

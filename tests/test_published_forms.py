@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -173,24 +174,36 @@ def test_a_copy_of_the_embedding_is_compared_and_left_out(layout, model_type):
 TIED = [t for t in TABLES if 'copy = "tie_word_embeddings"' in TABLES[t]]
 
 
+def embedding_of(model_type):
+    inner = "language_model." if model_type == "qwen3_5" else ""
+    return f"model.{inner}embed_tokens.weight"
+
+
+def tying(layout, model_type, is_tied):
+    config = config_of(FOLDER / model_type / "1") | {"tie_word_embeddings": is_tied}
+    return ta.load_migration(layout, config=config)
+
+
+@functools.cache
+def with_a_head(layout, model_type):
+    """A table, a file and a model that both have a head, and the place of the two."""
+    m = tying(layout, model_type, True)
+    weights = weights_of(FOLDER / model_type / "1")
+    weights["lm_head.weight"] = weights[embedding_of(model_type)]
+    target = m(weights)
+    without = {k: v for k, v in weights.items() if k != "lm_head.weight"}
+    (place,) = target.keys() - m(without).keys()
+    return m, weights, target, place
+
+
 @pytest.mark.parametrize(("layout", "model_type"), TIED)
 @pytest.mark.parametrize("file_has_head", [False, True])
 @pytest.mark.parametrize("model_has_head", [False, True])
 def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(
     layout, model_type, file_has_head, model_has_head
 ):
-    folder, embedding = FOLDER / model_type / "1", "model.embed_tokens.weight"
-    if model_type == "qwen3_5":
-        embedding = "model.language_model.embed_tokens.weight"
-    config = config_of(folder) | {"tie_word_embeddings": True}
-    weights = weights_of(folder)
-    m = ta.load_migration(layout, config=config)
-    both = m(weights)
-    (place,) = {*both} - {
-        *m({k: v for k, v in weights.items() if k != "lm_head.weight"})
-    }
-    weights["lm_head.weight"] = weights[embedding]
-    target = m(weights)
+    m, weights, target, place = with_a_head(layout, model_type)
+    weights, target = {**weights}, {**target}
     if not file_has_head:
         del weights["lm_head.weight"]
     if not model_has_head:
@@ -199,12 +212,11 @@ def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(
     assert not ta.tree_diff(params, target, values=True)
     assert not ta.tree_diff(m.inverse(params, weights), weights, values=True)
     if file_has_head and not model_has_head:
+        other = {"lm_head.weight": weights[embedding_of(model_type)] + 1}
         with pytest.raises(ta.MigrationError, match="the copies are not equal"):
-            m(weights | {"lm_head.weight": weights[embedding] + 1}, target)
+            m(weights | other, target)
     if file_has_head != model_has_head:
-        untied = ta.load_migration(
-            layout, config=config | {"tie_word_embeddings": False}
-        )
+        untied = tying(layout, model_type, False)
         with pytest.raises(ta.MigrationError, match="tie_word_embeddings = false"):
             untied(weights, target)
 

@@ -598,7 +598,8 @@ def test_the_secrets_of_a_url_are_never_shown(
     if place == "user" and {*secret} & {*"/?#"}:
         pytest.skip("it is another URL, of a host 'a'")
     monkeypatch.setattr(remote, "_WAITS_S", ())
-    written(tmp_path)
+    is_plain = secret == "s3cr3t"  # the others are read in fewer ways
+    _ = written(tmp_path) if is_plain else ta.save(tmp_path / "m.safetensors", TREE)
     (tmp_path / "cut.safetensors").write_bytes(b"\x80\0\0\0\0\0\0\0{")
     (tmp_path / "page").write_bytes(b"<html>")
     texts = []
@@ -618,14 +619,14 @@ def test_the_secrets_of_a_url_are_never_shown(
     query = query.get(place, "")
     url, web.delay_s = web.url.replace("//", f"//{user}"), 0
     all_names = (*NAMES, "none.npz", "cut.safetensors", "page", "x/y", "s.schema.toml")
-    is_plain = secret == "s3cr3t"
     for fault in ("", "500", "/other?sig=s3cr3t"):
         web.fault = lambda *_, fault=fault: fault
         for name in all_names if is_plain else ("m.safetensors", "cut.safetensors"):
             at = f"{url}/{name}{query}"
             message(lambda at=at: ta.load(at, {"z": np.ones(3)}))
             message(lambda at=at: ta.load(at, TREE, migration="tunix"))
-            message(lambda at=at: ta.draft_migration(at, TREE))
+            if is_plain or fault:  # a draft without a fault is a long way to no message
+                message(lambda at=at: ta.draft_migration(at, TREE))
             commands = [("show", at), ("diff", at, at), ("lint", at, at)]
             commands += [("draft", at, at), ("convert", at, tmp_path / "to")]
             for command in commands if is_plain and "." in name else ():

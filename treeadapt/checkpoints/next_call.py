@@ -7,6 +7,7 @@ a call. Reads no array. Whether a checkpoint fits is up to ``deciding``.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from treeadapt.checkpoints.record import SHAPES, TREE, Stored
 from treeadapt.checkpoints.shard_index import index_that_lists
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.loading import load_migration
+from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.tables.published import (
     CONFIG,
     is_name,
@@ -138,10 +140,16 @@ def tables_that_take(
     ]
 
 
+@functools.cache  # a file of the package, which one error may ask for twice
+def _shipped_table(name: str) -> Migration:
+    """Return a published table without a configuration."""
+    return load_migration(name)
+
+
 def _takes_names(stored: Stored, name: str) -> bool:
     """Return whether the rows of a published table take all names, and need no more."""
     try:  # without sizes a table may say nothing, and is not named
-        table = load_migration(name)
+        table = _shipped_table(name)
         source = source_of(stored, table, None, cast=False)
     except MigrationError:
         return False
@@ -153,7 +161,7 @@ def _takes_names(stored: Stored, name: str) -> bool:
 
 def _makes(stored: Stored, name: str, likes: Mapping[str, Any]) -> bool:
     """Return whether a published table makes a leaf of a target by its name."""
-    source = source_of(stored, load_migration(name), None, cast=False)
+    source = source_of(stored, _shipped_table(name), None, cast=False)
     return not likes.keys().isdisjoint(source.stored.table)
 
 
