@@ -78,7 +78,7 @@ def test_rows_that_no_edits_mend_are_found_by_matching() -> None:
     assert ring.why == "what both models answer, which were matched"
     assert 0 < report.matching_evaluations < 150 < report.evaluations
     text = str(report)
-    assert "Edits of the table did not mend it; matching the models did." in text
+    assert "Found by matching the models." in text
     assert f"{report.matching_evaluations} of them to match the models" in text
 
 

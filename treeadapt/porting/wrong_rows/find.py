@@ -128,7 +128,7 @@ class WrongRows:
             text = f"{count}: the answers differ by {self.after:.2g}"
             text = f"{text}, before by {self.before:.2g}."
             if self.found_by == "matching":
-                text += " Edits of the table did not mend it; matching the models did."
+                text += " Found by matching the models."
         elif not self.found:
             text = (
                 f"Not found: the answers differ by {self.before:.2g}, and no table "

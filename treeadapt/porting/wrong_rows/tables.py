@@ -7,7 +7,6 @@ their params. A state says which rows are others than in the given table. See
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -152,7 +151,8 @@ class Tables:
         for linked in self._linked:
             ones = [unit for unit in units if not linked.isdisjoint(unit)]
             units = [unit for unit in units if linked.isdisjoint(unit)]
-            units += [dict(collections.ChainMap(*map(dict, ones)))] if ones else []
+            pairs = itertools.chain(*(unit.items() for unit in ones))
+            units += [dict(sorted(pairs, key=lambda pair: pair[0]))] if ones else []
         return units
 
     def place_that_takes(self, path: str) -> Place:
