@@ -322,6 +322,21 @@ def test_what_is_taken_is_not_claimed_of_rows_that_are_equal():
     assert draft.missing == ("e",)
 
 
+def test_a_number_that_is_a_name_is_not_taken_every_second_time():
+    """As of Flax's ViT: the norms around a map that is number 1."""
+    names = {"norm1": "LayerNorm_0", "norm2": "LayerNorm_2"}
+    shapes = {f"h_{n}/{k}/scale": np.zeros(7) for n in (0, 1) for k in names.values()}
+    source = float32(shapes)
+    target = {
+        f"h.{n}.{new}.weight": source[f"h_{n}/{old}/scale"]
+        for n in (0, 1)
+        for new, old in names.items()
+    }
+    draft = ta.draft_migration(source, target)
+    assert not any(row.values.take for row in draft.migration.rows)
+    assert not draft.missing
+
+
 def test_layers_of_zeros_are_taken_as_their_neighbours_are():
     source = float32({path: np.zeros(shape) for path, shape in LAYERS.items()})
     source |= {path: np.zeros_like(x) for path, x in source.items() if path[-1] == "b"}

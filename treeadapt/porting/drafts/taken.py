@@ -231,9 +231,9 @@ def selected_of(
             return []
         axis, outer, inner, values, size = one
         if axis < slots:
-            if outer * inner > 1:
-                return []
             place = whole.positions[axis]
+            if outer * inner > 1 or max(values) >= counts[place]:
+                return []
             found.append(Selected(place, True, 1, 1, values, counts[place]))
         else:
             found.append(Selected(axis - slots, False, outer, inner, values, size))

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -119,13 +119,21 @@ def rows_of_orders(
         targets: all leaves of the target.
         links: between some of them, that follow no other row.
     """
-    sources = [*sources]
-    counts, numbers = _counted(sources, targets), dict[Pattern, list[int]]()
+    sources, alike = [*sources], dict[Pattern, list[Sequence[int]]]()
     for leaf in sources:
-        most = numbers.setdefault(leaf.template, [0] * len(leaf.numbers))
-        most[:] = [max(n, 1 + m) for n, m in zip(most, leaf.numbers, strict=True)]
+        alike.setdefault(leaf.template, []).append(leaf.numbers)
+    numbers = {
+        template: [_count({*each}) for each in zip(*every, strict=True)]
+        for template, every in alike.items()
+    }
+    counts = _counted(sources, targets)
     pools = [_Pool(pool, counts, numbers) for pool in _pools(links).values()]
     return [row for pool in pools for row in pool.rows() or ()]
+
+
+def _count(numbers: Collection[int]) -> int:
+    """Return how many numbers there are; 0 of some that do not count from 0."""
+    return len(numbers) if max(numbers) < len(numbers) else 0
 
 
 def _counted(
