@@ -6,6 +6,7 @@ the whole model does.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,23 @@ def test_axes_in_another_order_are_not_other_sizes(tmp_path):
     text = "\n".join(error(tmp_path / "x.safetensors", own(), table))
     assert "With two axes exchanged it fits" in text
     assert "in the checkpoint" not in text
+
+
+@pytest.mark.parametrize("renames", [False, True])
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"num_hidden_layers": 2}, " config.json says num_hidden_layers = 2."),
+        ({"n_layer": 3}, " config.json says n_layer = 3, so files may be missing."),
+        ({"num_hidden_layers": "2"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_configuration_says_whose_count_is_meant(tmp_path, config, said, renames):
+    ta.save(tmp_path / "x.safetensors", published())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    table, target = None, published(3)
+    if renames:
+        table, target = ta.Migration(ROWS, sizes={"d": 6}), own(layers=3)
+    lines = error(tmp_path / "x.safetensors", target, table)
+    assert lines[1] == f"The checkpoint has 2 layers, the target has 3.{said}"

@@ -7,6 +7,7 @@ Decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections import Counter
@@ -15,13 +16,18 @@ from typing import Any
 
 from treeadapt.checkpoints.load_report import LoadReport
 from treeadapt.checkpoints.migrated import Source
+from treeadapt.checkpoints.next_call import config_of
+from treeadapt.checkpoints.record import Stored
+from treeadapt.errors import MigrationError
 from treeadapt.migrations.axes import REST
 from treeadapt.migrations.counts import noun_of
 from treeadapt.migrations.group import Group, shape_of
+from treeadapt.migrations.tables.published import CONFIG, stated_sizes
 from treeadapt.text.names import plural
 from treeadapt.text.wording import worded
 
 _MOST = 3  # numbers, so that these are what differs
+_LAYERS = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"]
 _NUMBER = re.compile(r"(?<![^\W_])[0-9]+(?![^\W_])")
 
 
@@ -72,7 +78,8 @@ def differing_sizes(
     if len(sizes) > _MOST or is_alone:
         return []  # the lines about the leaves say as much
     made = [groups[path] for path in report.misshaped if path in groups]
-    return [*(_sentence(size, made) for size in sizes), *_splits(sizes, made)]
+    sentences = (_sentence(source, size, made) for size in sizes)
+    return [*sentences, *_splits(sizes, made)]
 
 
 def is_throughout(source: Source, report: LoadReport, likes: Mapping[str, Any]) -> bool:
@@ -105,12 +112,12 @@ def _axes(group: Group | None, path: str, length: int) -> list[str]:
     return [""] * length
 
 
-def _sentence(size: _Size, groups: Iterable[Group]) -> str:
+def _sentence(source: Source, size: _Size, groups: Iterable[Group]) -> str:
     """Write one size that differs, and where the rows have it from."""
     for address in (each for group in groups for each in group.row.sources):
         if size.name in address.numbers:
             before = address.path.text.partition(f"{{{size.name}}}")[0]
-            return _counts(before, size.there, size.wanted)
+            return _counts(source, before, size.there, size.wanted)
     if size.name:
         return (
             f"{size.name} is {size.there:,} in the checkpoint, {size.wanted:,} in the "
@@ -143,9 +150,25 @@ def _splits(sizes: Iterable[_Size], groups: Iterable[Group]) -> list[str]:
     return []
 
 
-def _counts(before: str, there: int, wanted: int) -> str:
+def _counts(source: Source, before: str, there: int, wanted: int) -> str:
     noun = noun_of(before)
-    return f"The checkpoint has {plural(there, noun)}, the target has {wanted:,}."
+    text = f"The checkpoint has {plural(there, noun)}, the target has {wanted:,}."
+    is_said = noun not in ("layer", "block") or source.miscounted  # by the report
+    return text if is_said else text + _stated(source.stored, there, wanted)
+
+
+def _stated(stored: Stored, there: int, wanted: int) -> str:
+    """Write what the configuration states, which says which of the two is wrong."""
+    file, stated = config_of(stored), dict[str, tuple[int, str]]()
+    # A malformed one would hide the error in whose message this is a hint.
+    with contextlib.suppress(MigrationError):
+        stated = {} if file is None else stated_sizes({"layers": _LAYERS}, file)
+    for number, key in stated.values():
+        missing = there < wanted == number
+        return (
+            f" {CONFIG} says {key} = {number:,}{', so files may be missing' * missing}."
+        )
+    return ""
 
 
 def _other_counts(
@@ -163,5 +186,5 @@ def _other_counts(
             for paths in (source.stored.table, likes, wrong)
         )
         if there and wanted and others == there ^ wanted and len(there) != len(wanted):
-            yield _counts(before, len(there), len(wanted))
+            yield _counts(source, before, len(there), len(wanted))
             return

@@ -15,6 +15,7 @@ from treeadapt.checkpoints import safetensors_file, torch_file
 from treeadapt.checkpoints.load_report import compare_with_target
 from treeadapt.checkpoints.migrated import source_of
 from treeadapt.checkpoints.record import SHAPES, TREE, Stored
+from treeadapt.checkpoints.remote import AnyPath
 from treeadapt.checkpoints.shard_index import index_that_lists
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.loading import load_migration
@@ -88,6 +89,13 @@ def likely_call(
 
 def _name(stored: Stored) -> str:
     return "tree" if _is_tree(stored) else listing([str(stored.path)])
+
+
+def config_of(stored: Stored) -> AnyPath | None:
+    """Return the ``config.json`` next to a checkpoint; None without one."""
+    path = stored.path
+    file = (path if path.is_dir() else path.parent) / CONFIG
+    return None if _is_tree(stored) or not file.is_file() else file
 
 
 def all_shards(stored: Stored) -> str:
@@ -211,11 +219,10 @@ def _shipped(
     stored: Stored, likes: Mapping[str, Any], random: Collection[str]
 ) -> Iterator[str]:
     """Yield arguments of ``load`` for published tables that fit type, names, shapes."""
-    path, names = stored.path, list[str]()
-    config = (path if path.is_dir() else path.parent) / CONFIG
+    config, names = config_of(stored), list[str]()
     # Their errors would hide the one in whose message this is a hint.
     with contextlib.suppress(MigrationError):
-        names = names_for(config) if config.is_file() and not _is_tree(stored) else []
+        names = names_for(config) if config is not None else []
     for name in names:
         try:
             table = load_migration(name, config=config)
