@@ -283,3 +283,24 @@ def test_only_a_load_that_succeeds_warns_of_marks(folder):
     with pytest.warns(ta.TreeAdaptWarning, match="marked to check") as caught:
         ta.load(folder / "own.safetensors", migration=marked)
     assert caught[0].filename == __file__
+
+
+def test_of_tables_that_take_the_same_names_the_one_for_the_model_type_is_named(
+    tmp_path,
+):
+    weights = {
+        f"model.layers.0.{name}.weight": np.ones((4,) * (1 if "norm" in name else 2))
+        for name in SHAPES
+        if name.split(".")[-1] not in ("q_norm", "k_norm")
+    }
+    weights["model.embed_tokens.weight"] = np.ones((37, 4))
+    weights |= {"model.norm.weight": np.ones(4), "lm_head.weight": np.ones((37, 4))}
+    ta.save(tmp_path / "model.safetensors", weights)
+    for model_type, named in (
+        ("llama", "By the names in it, migration='flax/llama' fits."),
+        ("other", "migration='flax/gemma' or migration='flax/llama' fits."),
+    ):
+        config = {"model_type": model_type, "num_attention_heads": 2}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ta.MigrationError, match=re.escape(named)):
+            ta.load(tmp_path, migration="flax/t5")

@@ -98,6 +98,15 @@ def config_of(stored: Stored) -> AnyPath | None:
     return None if _is_tree(stored) or not file.is_file() else file
 
 
+def _by_type(stored: Stored) -> list[str]:
+    """Return the published tables for the model type that a configuration states."""
+    config = config_of(stored)
+    # Its errors would hide the one in whose message this is a hint.
+    with contextlib.suppress(MigrationError):
+        return [] if config is None else names_for(config)
+    return []
+
+
 def all_shards(stored: Stored) -> str:
     """Return a sentence with the call that loads all, if this is one of some shards."""
     index, shards = (None, {}) if _is_tree(stored) else index_that_lists(stored.path)
@@ -133,6 +142,9 @@ def tables_that_take(
     ]
     if not fitting:
         return []
+    # Models of several types have the same names, and mean other numbers by them.
+    of_type = _by_type(stored)
+    fitting = [name for name in fitting if name in of_type] or fitting
     calls = " or ".join(
         worded(f"migration={name!r}", f"--migration {name}") for name in fitting
     )
@@ -219,11 +231,8 @@ def _shipped(
     stored: Stored, likes: Mapping[str, Any], random: Collection[str]
 ) -> Iterator[str]:
     """Yield arguments of ``load`` for published tables that fit type, names, shapes."""
-    config, names = config_of(stored), list[str]()
-    # Their errors would hide the one in whose message this is a hint.
-    with contextlib.suppress(MigrationError):
-        names = names_for(config) if config is not None else []
-    for name in names:
+    config = config_of(stored)
+    for name in _by_type(stored):
         try:
             table = load_migration(name, config=config)
             source = source_of(stored, table, likes, cast=True)
