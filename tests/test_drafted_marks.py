@@ -177,3 +177,65 @@ def test_a_row_for_few_of_the_leaves_of_another_is_above_it():
     draft = ta.draft_migration(source, convert=convert)
     made = draft.migration(source)
     assert not ta.tree_diff(made, convert(source), values=True)
+
+
+def bottlenecks(depths: tuple[int, ...], width: int) -> Leaves:
+    """The shapes of a ResNet: of three kernels one is larger, and the last is wider."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    before = width
+    for stage, depth in enumerate(depths, 1):
+        inner = width * 2 ** (stage - 1)
+        for n in range(depth):
+            at = f"layer{stage}.{n}"
+            kernels = ((inner, before, 1), (inner, inner, 3), (4 * inner, inner, 1))
+            for k, (o, i, size) in enumerate(kernels, 1):
+                shapes[f"{at}.conv{k}.weight"] = (o, i, size, size)
+                shapes |= {f"{at}.bn{k}.{name}": (o,) for name in ("weight", "bias")}
+            before = 4 * inner
+    return float32({path: np.zeros(shape) for path, shape in shapes.items()})
+
+
+def by_stage(leaves: Leaves) -> Leaves:
+    """As Keras names them."""
+    made = {}
+    for path, leaf in leaves.items():
+        stage, n, layer, name = path.split(".")
+        at = f"stack{int(stage[5:]) - 1}_block{n}_{layer[-1]}_{layer[:-1]}"
+        made[f"{at}/{name}"] = leaf.transpose(2, 3, 1, 0) if leaf.ndim == 4 else leaf
+    return made
+
+
+def by_block(leaves: Leaves) -> Leaves:
+    """As Flax's example counts them, through all stages."""
+    blocks = dict.fromkeys(tuple(path.split(".")[:2]) for path in leaves)
+    made = {}
+    for path, leaf in leaves.items():
+        stage, n, layer, name = path.split(".")
+        at = f"Block_{[*blocks].index((stage, n))}/{layer[:-1]}_{int(layer[-1]) - 1}"
+        made[f"{at}/{name}"] = leaf.transpose(2, 3, 1, 0) if leaf.ndim == 4 else leaf
+    return made
+
+
+def test_what_is_only_written_apart_is_not_marked():
+    draft = ta.draft_migration(bottlenecks((3, 4, 6, 3), 5), convert=by_stage)
+    assert {*marks(draft).values()} == {""}
+    report = draft.check(bottlenecks((4, 5, 7, 2), 7), by_stage)
+    assert report, str(report)
+
+
+def test_what_stages_add_to_the_numbers_of_layers_is_marked():
+    source = bottlenecks((3, 4, 6, 3), 5)
+    draft = ta.draft_migration(source, convert=by_block)
+    made = by_block(source)
+    assert not ta.tree_diff(draft.migration(source), made, values=True)
+    first = {path for path in source if path.startswith("layer1.")}
+    assert {*source} - first <= {*draft.doubtful}
+
+
+def test_a_first_layer_that_is_turned_is_marked():
+    def convert(leaves: Leaves) -> Leaves:
+        made = {path.replace("layers", "h"): leaf.T for path, leaf in leaves.items()}
+        return made | {"h.0.up.w": leaves["layers.0.up.w"]}
+
+    draft = ta.draft_migration(layers(4, 5, "up"), convert=convert)
+    assert {"numbers"} <= {*marks(draft).values()}

@@ -3,7 +3,8 @@
 A model with more layers has other numbers: ``layers.3.w``, dropped, was the last of
 four; ``{l+6}`` begins after two blocks of three. A number that no row runs over, as of
 ``Conv_0`` and ``Conv_1``, is a part of a name; so is a small one right after a word, as
-of ``bn1``.
+of ``bn1``. Where all rows move leaves alike, and each number becomes itself plus the
+same, it is only written apart, as of the one kernel of three that is 1 by 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from treeadapt.porting.drafts.parts import Pattern
-from treeadapt.porting.drafts.rows import by_template, tokens_of
+from treeadapt.porting.drafts.rows import (
+    DraftRow,
+    Hole,
+    by_template,
+    is_count,
+    template_of,
+    tokens_of,
+)
 from treeadapt.porting.drafts.writing import WrittenRow
 from treeadapt.text.names import listing
 
@@ -81,12 +89,15 @@ def with_single_numbers(
     for place, every in uses.items():
         if place.above in inner or _is_of_a_word(place, every):
             continue
+        is_same = _are_only_renamed(place, [rows[use.row].row for use in every])
         for use in every:
             others = [other for other in every if other.row != use.row]
             is_among = any(o.runs or o.is_part or use.is_part for o in others)
             is_last = 0 < last[place.above] == max(use.numbers)
             is_run_over = bool(runs[place.above] - {use.row})
             is_dropped = is_last and is_run_over and not rows[use.row].targets
+            if use.names and is_among and is_same:
+                continue
             if use.names and (is_among or is_dropped):
                 above = "".join("#" if t is None else t for t in place.above[1])
                 note = f"numbers after {above!r} were seen at this size alone"
@@ -94,6 +105,10 @@ def with_single_numbers(
                 marked[use.row] = marked[use.row].with_row(row)
             elif use.names and is_run_over and max(use.numbers) and not place.side:
                 alone.add(use.row)
+    for number in _shifted_apart(rows):
+        note = "what is added to these numbers was seen at this size alone"
+        row = marked[number].row.marked("numbers", note)
+        marked[number] = marked[number].with_row(row)
     names = [marked[n].sources[0] for n in sorted(alone) if not marked[n].row.checks]
     return marked, f"{_ALONE} {listing(names, limit=3)}." if names else ""
 
@@ -103,6 +118,94 @@ def _is_of_a_word(place: _Place, uses: Sequence[_Use]) -> bool:
     before = place.template[place.position - 1] if place.position else None
     most = max(max(use.numbers) for use in uses)
     return before is not None and before.isalpha() and most <= _MOST_IN_A_WORD
+
+
+def _are_only_renamed(place: _Place, rows: Sequence[DraftRow]) -> bool:
+    """Return whether rows move leaves alike, and add the same to their numbers."""
+    if place.side == 1 or any(len(row.places) != 2 for row in rows):
+        return False
+    widest = min(
+        rows, key=lambda row: sum(axis == ((),) for axis in row.sources[0].axes)
+    )
+    if not all(_move_alike(row, widest) for row in rows):
+        return False
+    sums: dict[int, set[int]] = {}
+    templates: set[Pattern] = set()
+    for row in rows:
+        for (old, *_), news in row.pairs:
+            if template_of(old) == place.template:
+                number = int(tokens_of(old)[place.position])
+                templates |= {*map(template_of, news)}
+                for at, token in enumerate(tokens_of(news[0]) if news else ()):
+                    if is_count(token):
+                        sums.setdefault(at, set()).add(int(token) - number)
+    return len(templates) == 1 and any(len(every) == 1 for every in sums.values())
+
+
+def _move_alike(one: DraftRow, other: DraftRow) -> bool:
+    """Return whether rows do the same to arrays, axes of size 1 apart."""
+    if one.changes != other.changes or one.takes or one.copies or other.copies:
+        return False
+    first, second = _axes_taken(one), _axes_taken(other)
+    if first is None or second is None:
+        return one.sources[0].axes == other.sources[0].axes and (
+            one.targets[0].axes == other.targets[0].axes
+        )
+    return len(first) == len(second) and all(
+        a == b or None in (a, b) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _axes_taken(row: DraftRow) -> list[int | None] | None:
+    """Return the axis of the source that is each axis of the target.
+
+    None for one of size 1, and in place of all if an axis is made of others.
+    """
+    (source,), (target,) = row.sides
+    if any(len(axis) > 1 or len(axis[0]) > 1 for p in row.places for axis in p.axes):
+        return None
+    places = {axis[0]: place for place, axis in enumerate(source.axes) if axis[0]}
+    if any(axis[0] and axis[0] not in places for axis in target.axes):
+        return None
+    return [places[axis[0]] if axis[0] else None for axis in target.axes]
+
+
+def _shifted_apart(rows: Sequence[WrittenRow]) -> list[int]:
+    """Return rows that add to numbers of the source what others do not.
+
+    As where stages follow each other in the target: how many layers those before have
+    is of this model. Numbers that no row runs over are names.
+    """
+    added: dict[Pattern, dict[int, set[int]]] = {}
+    run_over: set[Pattern] = set()
+    for number, each in enumerate(rows):
+        if each.row.is_rest or len(each.row.places) != 2:
+            continue
+        (source,), (target,) = each.row.sides
+        holes = {t.atoms: t for t in source.tokens if isinstance(t, Hole)}
+        above: Pattern = ()
+        for token in target.tokens:
+            if isinstance(token, Hole) and token.atoms in holes:
+                shifts = _shifts(holes[token.atoms], token)
+                added.setdefault(above, {}).setdefault(number, set()).update(shifts)
+                run_over |= set() if token.texts else {above}
+            above = (*above, None if isinstance(token, Hole) else token)
+    return [
+        number
+        for above in added
+        if above in run_over and len(set().union(*added[above].values())) > 1
+        for number, shifts in added[above].items()
+        if shifts - {0}
+    ]
+
+
+def _shifts(old: Hole, new: Hole) -> set[int]:
+    """Return what is added to the numbers of a path; nothing of texts."""
+    if not (old.texts or new.texts):
+        return {new.shift - old.shift}
+    pairs = [*zip(old.texts, new.texts, strict=False)]
+    are_numbers = all(is_count(text) for pair in pairs for text in pair)
+    return {int(two) - int(one) for one, two in pairs} if are_numbers else set()
 
 
 def _uses(number: int, each: WrittenRow) -> Iterator[tuple[_Place, _Use]]:
