@@ -268,3 +268,31 @@ def test_positions_that_are_longer_are_left_to_names_if_numbers_are_not_alike():
     draft = ta.draft_migration(numbers(shapes), target)
     assert draft.pairs["pos.weight"] == ("pos/embedding",)
     assert {*draft.doubtful} == {*shapes}
+
+
+def test_another_size_answers_the_marks_of_two_tables():
+    def made(layers: int, words: int, tails: int) -> Made:
+        source, scanned = hybrid(layers, 11, 13, ".")
+        shapes = {f"tail.{n}.w": (5, layers + 3) for n in range(tails)}
+        shapes["words"] = (words, 7)
+
+        def convert(w: Leaves) -> Leaves:
+            rest = [w[f"tail.{n}.w"] for n in range(2, tails)]
+            more = {"tail": np.stack(rest), "first": w["tail.1.w"].T}
+            more["wte"] = np.pad(w["words"], ((0, 3), (0, 0)))
+            return scanned(w) | more
+
+        return source | numbers(shapes), convert
+
+    source, convert = made(8, 37, 5)
+    draft = ta.draft_migration(source, convert=convert)
+    assert len(draft.migration.tables) == 2
+    marks = {row.notes.check for row in draft.migration.rows}
+    assert {"length", "numbers"} <= marks
+    report = draft.check(*made(12, 46, 10))
+    assert report, str(report)
+    assert {row.notes.check for row in report.migration.rows} <= {"", "sizes"}
+    report = draft.check(*made(12, 37, 5))
+    assert report, str(report)
+    left = {row.notes.check for row in report.migration.rows}
+    assert {"length", "numbers"} <= left

@@ -69,14 +69,31 @@ class DraftCheck:
         return "\n".join(lines)
 
 
+def shapes_of_tables(migration: Migration, shapes: Shapes) -> list[Shapes]:
+    """Return the shapes of what each table takes, of the first alone if that is open.
+
+    Args:
+        migration: tables.
+        shapes: of the leaves that the first one takes.
+    """
+    leaves = {p: jax.ShapeDtypeStruct(shape, "float32") for p, shape in shapes.items()}
+    if len(migration.tables) == 1:
+        return [shapes]
+    try:
+        plans = migration.plan(leaves).tables
+    except MigrationError:  # what lies between follows from the target alone
+        return [shapes]
+    return [{p: tuple(x.shape) for p, x in plan.source.items()} for plan in plans]
+
+
 def compared_with(
-    migration: Migration, shapes: Shapes, source: Any, other: Any
+    migration: Migration, shapes: Sequence[Shapes], source: Any, other: Any
 ) -> DraftCheck:
     """Compare what a table does with a function, or with the target that is wanted.
 
     Args:
         migration: the table.
-        shapes: of the leaves that it was drafted from, by path.
+        shapes: of the leaves that each of its tables took when it was drafted, by path.
         source: tree, checkpoint or schema, at another size than that of the draft.
         other: a function as for ``draft_migration``, or the target: a tree or file.
 
@@ -119,11 +136,15 @@ def compared_with(
         for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
     ]
     if not any(odd):
-        answered = {mark: _resized(plan, shapes, leaves) for mark in ("scale", "sizes")}
-        if not is_chain:  # names between tables are not those of the draft's leaves
-            answered["length"] = _of_other_length(plan, shapes, leaves)
-            answered["numbers"] = _of_more_numbers(plan, shapes, leaves)
-            answered["order"] = _of_other_counts(plan, shapes, answered["sizes"])
+        resized = _resized(plan, shapes[0], leaves)
+        answered = dict.fromkeys(("scale", "sizes"), resized)
+        tables = [*zip(plan.tables, shapes, strict=False)]
+        if len(tables) == len(plan.tables):
+            answered |= {
+                "length": _every(_of_other_length(*each) for each in tables),
+                "numbers": _every(_of_more_numbers(*each) for each in tables),
+                "order": _every(_of_other_counts(*each, resized) for each in tables),
+            }
         migration = _without_answered_marks(migration, answered)
     return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
 
@@ -154,7 +175,11 @@ def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
     return resized - same
 
 
-def _of_other_length(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
+def _every(sets: Iterable[set[Row]]) -> set[Row]:
+    return set().union(*sets)
+
+
+def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
     """Return the rows that pad, or cut off, as much of axes of other lengths.
 
     A length that is the next multiple of a number, as of 8, may have the same padding
@@ -170,7 +195,7 @@ def _of_other_length(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> se
             continue
         places = [axes.index(name) for name, _ in pads]
         lengths = [
-            (sum(widths), shapes[path][place], leaves[path].shape[place])
+            (sum(widths), shapes[path][place], plan.source[path].shape[place])
             for place, (_, widths) in zip(places, pads, strict=True)
         ]
         more = 0 if row.values.undoes else 1
@@ -208,9 +233,9 @@ def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set
     return others
 
 
-def _of_more_numbers(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
+def _of_more_numbers(plan: Any, shapes: Shapes) -> set[Row]:
     """Return the rows whose paths have numbers of which there are twice as many."""
-    olds, news = map(_counts, (shapes, leaves))
+    olds, news = map(_counts, (shapes, plan.source))
     by_row: dict[Row, list[str]] = {}
     for group in plan.groups:
         by_row.setdefault(group.row, []).extend(group.source_paths)

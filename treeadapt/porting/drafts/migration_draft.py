@@ -19,6 +19,7 @@ from treeadapt.porting.drafts.checking import (
     Shapes,
     compared_with,
     in_order,
+    shapes_of_tables,
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.porting.drafts.stated import sizes_at
@@ -136,7 +137,8 @@ class MigrationDraft:
             sizes = {**table.sizes, **sizes}
             tables[self._place] = Migration(rows, sizes=sizes, new=table._new)
             migration = in_order(tables)
-        return compared_with(migration, self._shapes, source, other)
+        shapes = shapes_of_tables(self.migration, self._shapes)
+        return compared_with(migration, shapes, source, other)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""
