@@ -162,6 +162,7 @@ def _figures(topic: Any, *, quick: bool) -> list[Result]:
         "caches": (50, 1),
         "migrations": (2, 2, 128, 256, 100),
         "drafts": (2, 2),
+        "matching": ((6,),),
         "planning": (1, 1),
         "stacks": (12, 8),
     }

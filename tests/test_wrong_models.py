@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import pytest
 from sizes import full, slow_but
-from wrong_models import MODELS, Model, llama, search, wrong_tables
+from wrong_models import MODELS, Model, far_wrong, llama, search, wrong_tables
 
 # A factor that is no root of a size is not tried. A tie that should be none is found
 # by matching the models, which takes a function; and of four wrong rows in two modules,
@@ -66,3 +66,23 @@ def test_tables_that_are_right_have_no_wrong_row(make):
     assert outcome.is_mended
     # Four, then one or two for each leaf: does an answer depend on it?
     assert outcome.evaluations <= 4 + 2 * len(model.source())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MODELS)
+def test_matching_alone_accuses_no_row_that_is_right(make):
+    model, tables = tables_of(make)
+    for name in [*tables][:: full(4, 20)]:
+        outcome = search(model, name, *tables[name], by="function", depth=0)
+        assert not outcome.is_false, outcome
+        assert outcome.is_first or not outcome.is_mended, outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MODELS)
+def test_tables_further_away_are_mended_or_nothing_is_claimed(make):
+    model = make()
+    for each in far_wrong(model, full(10, 2)):
+        outcome = search(model, *each, by="function")
+        assert not outcome.is_false, outcome
+        assert outcome.is_first or not outcome.is_mended, outcome

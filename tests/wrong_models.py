@@ -27,6 +27,7 @@ import numpy as np
 import treeadapt as ta
 
 HEADS, DIM, WIDTH, LAYERS = 2, 6, 12, 3
+FAR = 4  # wrong rows, or a ring of three and one more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -894,6 +895,54 @@ def several_wrong(
             yield " + ".join(name for name, *_ in drawn), table, rows
 
 
+def rings(model: Model) -> Iterator[dict[int, Any]]:
+    """Yield rows that fill each other's targets in a ring of three: no two exchange."""
+    plain: dict[Any, list[int]] = {}
+    for place, (source, target) in enumerate(model.rows):
+        if isinstance(source, str) and isinstance(target, str):
+            captures = tuple(re.findall(r"\{[^}]*\}", source))
+            plain.setdefault((_AXES.search(source)[0], captures), []).append(place)
+    for places in plain.values():
+        for three in itertools.combinations(places, 3):
+            for filled in ((*three[1:], three[0]), (three[2], *three[:2])):
+                yield {
+                    place: ((model.rows[place][0], model.rows[other][1]),)
+                    for place, other in zip(three, filled, strict=True)
+                }
+
+
+def far_wrong(
+    model: Model, num_tables: int
+) -> Iterator[tuple[str, ta.Migration, dict[int, Any]]]:
+    """Yield tables with more mistakes than edits of one another: drawn at random.
+
+    A ring of three rows with another mistake, or four mistakes in different rows.
+    """
+    singles, circles = [*wrong_tables(model)], [*rings(model)]
+    apply, source, right = jax.jit(model.apply), model.source(), model.table()
+    target = jax.eval_shape(lambda: nested(right(source)))
+    answers = np.asarray(apply(nested(right(source))))
+    rng = np.random.default_rng(60)
+    while num_tables:
+        is_ring = bool(circles) and rng.random() < 0.5
+        ring = circles[rng.integers(len(circles))] if is_ring else {}
+        count = 1 if is_ring else 4
+        drawn = [singles[i] for i in rng.choice(len(singles), count, replace=False)]
+        parts = [ring, *(rows for *_, rows in drawn)]
+        rows = {place: new for part in parts for place, new in part.items()}
+        if len(rows) < sum(map(len, parts)):
+            continue  # two mistakes in one row
+        try:
+            table = model.table(rows)
+            made = nested(table(source, target))
+        except ta.MigrationError:
+            continue
+        if not np.allclose(apply(made), answers, rtol=1e-3, atol=1e-4):
+            num_tables -= 1
+            names = [f"ring of {[*ring]}"] * is_ring + [name for name, *_ in drawn]
+            yield " + ".join(names), table, rows
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a search for one mistake gave.
@@ -904,6 +953,7 @@ class Outcome:
         is_mended: whether the mended table answers right on other numbers, too.
         is_false: whether a table is called mended that does not.
         is_first: whether all rows that it changes are among the wrong ones.
+        found_by: what mended it: edits, or matching.
         evaluations: calls of the model and the reference.
         elapsed_s: seconds.
     """
@@ -913,6 +963,7 @@ class Outcome:
     is_mended: bool
     is_false: bool
     is_first: bool
+    found_by: str
     evaluations: int
     elapsed_s: float
 
@@ -967,6 +1018,7 @@ def search(
         is_mended=report.found and is_right,
         is_false=report.found and not is_right,
         is_first=bool(changed) and all(any(t in row for t in texts) for row in changed),
+        found_by=report.found_by,
         evaluations=report.evaluations,
         elapsed_s=elapsed,
     )
@@ -978,6 +1030,8 @@ def _searched(job: tuple[int, int, str, int, str, float]) -> list[Outcome]:
     if num_rows == 1:
         tables = [*wrong_tables(model)]
         tables = tables[:: max(1, len(tables) // num_tables)] if num_tables else tables
+    elif num_rows == FAR:
+        tables = [*far_wrong(model, num_tables or 10)]
     else:
         tables = [*several_wrong(model, num_rows, num_tables or 12)]
     kind = jnp.dtype(dtype)
@@ -989,7 +1043,9 @@ def _searched(job: tuple[int, int, str, int, str, float]) -> list[Outcome]:
 def main() -> None:
     """Search for the mistakes and print what was found."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument(
+        "--rows", type=int, nargs="*", default=[1, 2, 3], help=f"{FAR}: further away"
+    )
     parser.add_argument("--by", nargs="*", default=["function", "answers"])
     parser.add_argument("--tables", type=int, default=0, help="of each model")
     parser.add_argument("--dtype", default="float32")
@@ -1017,6 +1073,7 @@ def _print(title: str, outcomes: list[Outcome]) -> None:
         f"{sum(each.is_mended for each in outcomes)} of {len(outcomes)} mended",
         f"{sum(each.is_false for each in outcomes)} false",
         f"{sum(each.is_first for each in outcomes)} name only wrong rows",
+        f"{sum(each.found_by == 'matching' for each in outcomes)} by matching",
         f"{np.median([each.evaluations for each in outcomes]):.0f} evaluations",
         f"{np.median([each.elapsed_s for each in outcomes]):.1f} s (medians)",
     )
