@@ -1,8 +1,9 @@
 """Numbers plus or minus one, and times the root of a size, on the way to the target.
 
 With blind numbers, in which no order of axes can be wrong, only such a change of whole
-leaves can make the answers differ. Each family of the target's leaves is tried alone,
-the best is kept, and so on until the answers are the same.
+leaves can make the answers differ. One more or less is tried for each family of the
+target's vectors alone, the best is kept, and so on until the answers are the same. A
+factor is measured, where the answers are the same without a leaf.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from treeadapt.porting.drafts.rows import numberless
+from treeadapt.porting.matching.influence import Influences
 from treeadapt.porting.matching.pairs import (
     MOST_NOISE,
     LikeParts,
@@ -30,7 +32,7 @@ Changes: TypeAlias = Mapping[str, tuple[float, float]]
 
 _OFFSETS = (-1.0, 1.0)
 _MOST_STEPS = 4
-_MOST_FACTORS = 2
+_NEAR = 0.1  # a root is to a factor that was seen
 _MOST_TOGETHER = 6  # families, of which all subsets are tried
 _BETTER = 0.9  # of a difference, from which on a change is one for the better
 
@@ -40,7 +42,6 @@ class BlindAnswers:
 
     Attributes:
         vectors: families of the target's vectors, which may be one more or less.
-        every: all families of the target.
         roots: of all sizes, which may be factors.
     """
 
@@ -52,17 +53,15 @@ class BlindAnswers:
         seed: int,
     ) -> None:
         vectors: dict[str, None] = {}
-        every: dict[str, None] = {}
         for group in groups:
             names = [numberless(p.path) for slot in group.targets for p in slot.places]
-            every |= dict.fromkeys(names)
             if len(group.sources[0].shapes[0]) < 2:
                 vectors |= dict.fromkeys(names)
-        self.vectors, self.every = [*vectors], [*every]
+        self.vectors = [*vectors]
         self.roots = _roots(models)
         rngs = (np.random.default_rng([seed, kind]) for kind in (0, 1))
         bases = [blind_numbers(family, groups, r, kind) for kind, r in enumerate(rngs)]
-        self._models = models
+        self._models, self._groups, self._first = models, groups, bases[0]
         self._numbers = [new for _, new in bases]
         self._theirs = [
             models.called(models.old, models.old.arrays(o)) for o, _ in bases
@@ -80,22 +79,44 @@ class BlindAnswers:
         new.changes = {}
         return largest
 
+    def factors(self, changes: Changes) -> list[tuple[list[str], float]]:
+        """Return leaves of the target that may lack a factor, and that factor."""
+        new = self._models.new
+        new.changes = by_path(self._models, changes)
+        found = Influences(self._models, self._groups, self._first).factors()
+        new.changes = {}
+        return [([*dict.fromkeys(map(numberless, p))], factor) for p, factor in found]
+
     def are_alike(self, changes: Changes) -> bool:
         """Return whether the answers are the same with some changes."""
         return self.apart(changes) <= MOST_NOISE
 
 
 def find_changes(blind: BlindAnswers, *, with_factors: bool) -> Changes | None:
-    """Return changes with which blind answers are the same; None if there are none."""
-    units = _units(blind.every) if with_factors else []
-    factors = functools.partial(_factors, units=units, roots=blind.roots)
+    """Return changes with which blind answers are the same; None if there are none.
+
+    A factor is looked for only where the answers are the same once a leaf is zero.
+    """
+    if with_factors:
+        changes = _with_factor(blind, {})
+        if changes is not None:
+            return changes
     offsets = functools.partial(_offsets, vectors=blind.vectors)
-    changes = _better(blind, {}, factors, _MOST_FACTORS)
-    if not blind.are_alike(changes):
-        changes = _better(blind, {}, offsets, _MOST_STEPS)
-        if not blind.are_alike(changes):
-            changes = _better(blind, changes, factors, _MOST_FACTORS)
-    return changes if blind.are_alike(changes) else None
+    changes = _better(blind, {}, offsets, _MOST_STEPS)
+    if blind.are_alike(changes):
+        return changes
+    return _with_factor(blind, changes) if with_factors and changes else None
+
+
+def _with_factor(blind: BlindAnswers, changes: Changes) -> Changes | None:
+    """Return changes and one factor more; None if none makes the answers the same."""
+    for names, factor in blind.factors(changes):
+        for root in blind.roots:
+            if abs(root / factor - 1) < _NEAR:
+                more = {**changes, **dict.fromkeys(names, (root, 0.0))}
+                if blind.are_alike(more):
+                    return more
+    return None
 
 
 def _better(
@@ -140,24 +161,6 @@ def _offsets(best: Changes, vectors: Sequence[str]) -> Iterator[Changes]:
             yield {**best, name: (1.0, offset)}
         else:
             yield {key: change for key, change in best.items() if key != name}
-
-
-def _factors(
-    best: Changes, units: Sequence[tuple[str, ...]], roots: Sequence[float]
-) -> Iterator[Changes]:
-    """Yield changes by one factor more."""
-    for unit, factor in itertools.product(units, roots):
-        if not any(name in best for name in unit):
-            yield {**best, **dict.fromkeys(unit, (factor, 0.0))}
-
-
-def _units(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return leaves that may have one factor: each, and a kernel with its bias."""
-    units: dict[tuple[str, ...], None] = {(name,): None for name in names}
-    for name in names:
-        node = name.rpartition("/")[0]
-        units[tuple(n for n in names if n.rpartition("/")[0] == node)] = None
-    return [*units]
 
 
 def _roots(models: Models) -> list[float]:

@@ -19,7 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from treeadapt.porting.drafts.rows import numberless
+from treeadapt.porting.matching.layers import one_text
 from treeadapt.porting.matching.sides import ModelPart, Spot, Step, Stretch
+from treeadapt.text.names import listing
 
 Shape: TypeAlias = tuple[int, ...]
 Steps: TypeAlias = tuple[Step, ...]
@@ -41,12 +43,15 @@ class LeafFamily:
         parts: the way to each part of a leaf, the same in all.
         shape: of a part, with axes of size 1.
         copies: families that hold the same numbers.
+        joined: that shape with the parts of all heads on one axis: the other side may
+            have other heads, as grouped queries do.
     """
 
     paths: tuple[str, ...]
     parts: tuple[Steps, ...]
     shape: Shape
     copies: tuple[LeafFamily, ...] = ()
+    joined: Shape = ()
 
     @property
     def count(self) -> int:
@@ -58,26 +63,35 @@ class LeafFamily:
         """How many numbers a part has."""
         return math.prod(self.shape)
 
+    @property
+    def like(self) -> Shape:
+        """The shape by which parts are compared with those of the other side."""
+        return self.joined or self.shape
+
     def slots(self) -> list[ModelPart]:
         """Return one slot for each part."""
         every = [self._places(), *(copy._places() for copy in self.copies)]
         return [ModelPart(places) for places in zip(*every, strict=True)]
 
     def _places(self) -> list[Spot]:
-        shape = without_ones(self.shape)
+        shape = without_ones(self.like)
         pairs = itertools.product(self.paths, self.parts)
         return [Spot(path, steps, shape) for path, steps in pairs]
 
     def cut(self, options: Sequence[tuple[Step, ...]]) -> list[LeafFamily]:
         """Return the families of parts that are made by some steps from each part."""
-        by_shape: dict[Shape, list[Steps]] = defaultdict(list)
+        by_shape: dict[tuple[Shape, Shape], list[Steps]] = defaultdict(list)
         for steps in options:
-            by_shape[_shape_after(self.shape, steps)].append(steps)
+            shape = _shape_after(self.shape, steps)
+            by_shape[shape, _joined_after(shape, steps)].append(steps)
         return [
             LeafFamily(
-                self.paths, tuple(p + more for p in self.parts for more in steps), s
+                self.paths,
+                tuple(p + more for p in self.parts for more in steps),
+                shape,
+                joined=joined,
             )
-            for s, steps in by_shape.items()
+            for (shape, joined), steps in by_shape.items()
         ]
 
 
@@ -139,6 +153,14 @@ def _shape_after(shape: Shape, steps: tuple[Step, ...]) -> Shape:
     return shape
 
 
+def _joined_after(shape: Shape, steps: tuple[Step, ...]) -> Shape:
+    """Return a shape with heads and what is left of each on one axis; else nothing."""
+    if len(steps) != 2 or not isinstance(steps[1], Stretch):
+        return ()
+    axis = steps[1].axis
+    return (*shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :])
+
+
 def cuts(
     source: Mapping[str, Shape], target: Mapping[str, Shape]
 ) -> Iterator[tuple[list[ModelPart], list[ModelPart]]]:
@@ -166,6 +188,39 @@ def cuts(
             continue
         for extra, near in _neighbours(sides, uneven):
             push(cost + extra, near)
+
+
+def why_uneven(source: Mapping[str, Shape], target: Mapping[str, Shape]) -> str:
+    """Say why no cut makes both sides even, and what to look for."""
+    sides = _families(source), _families(target)
+    totals = [sum(f.count * f.size for f in families) for families in sides]
+    more = int(totals[1] > totals[0])
+    names = "source", "target"
+    have = (
+        f"the {names[1 - more]} has {totals[1 - more]:,} numbers, the {names[more]} "
+        f"{totals[more]:,}"
+    )
+    excess = abs(totals[1] - totals[0])
+    as_many = [f for f in sides[more] if f.count * f.size == excess]
+    if excess and as_many:
+        texts = [one_text(family.paths) for family in as_many]
+        which = "it" if len(texts) == 1 else "one of these"
+        return (
+            f"{have}, {excess:,} more, as many as in {listing(texts, write=str)}: "
+            f"{which} may be missing in the {names[1 - more]}. Let both "
+            "models have it, or neither"
+        )
+    alone = [
+        one_text(family.paths)
+        for own, other in (sides, sides[::-1])
+        for family in own
+        if not any(could_be(family.shape, each.shape) for each in other)
+    ]
+    text = f" (no leaf of the other side is like {listing(alone, write=str)})"
+    return (
+        f"{have}, and no cut of leaves into parts makes them even{text * bool(alone)}: "
+        "look for a leaf that one side lacks, or that it has as a sum of two"
+    )
 
 
 def _families(leaves: Mapping[str, Shape]) -> tuple[LeafFamily, ...]:
@@ -290,7 +345,7 @@ def components(
             near = [
                 (other, each)
                 for other, each in left
-                if other != side and could_be(family.shape, each.shape)
+                if other != side and could_be(family.like, each.like)
             ]
             part += near
             left = [each for each in left if each not in near]
@@ -342,12 +397,15 @@ def _neighbours(
     for family in worst.families:
         if family.copies or family.size == 1:
             continue
-        for cutting in _cuttings(family.shape, frozenset(counts)):
+        for cutting in _cuttings_twice(family.shape, frozenset(counts)):
             for alike in _alike(family, cutting, own):
                 parts = [
                     part for each, c in alike for part in each.cut(c.steps(each.shape))
                 ]
-                if all(part.size in counts for part in parts):
+                if all(
+                    part.size in counts or _cuttings(part.shape, frozenset(counts))
+                    for part in parts
+                ):
                     yield cutting.cost, with_([each for each, _ in alike], parts)
 
 
@@ -421,6 +479,22 @@ def _cuttings(shape: Shape, counts: frozenset[int]) -> list[Cutting]:
             ]
             cuttings += [Cutting(axis, heads, s) for s in _sums(fits, n // heads)]
     return cuttings
+
+
+@functools.lru_cache(maxsize=65_536)
+def _cuttings_twice(shape: Shape, counts: frozenset[int]) -> list[Cutting]:
+    """Return ways to cut an array, slices that have to be cut again too.
+
+    Experts with gate and up in one array are slices first, which no leaf is like.
+    """
+    again = [
+        Cutting(axis, 1, (1,) * n)
+        for axis, n in enumerate(shape)
+        if 1 < n <= _MOST_SLICES
+        and math.prod(shape) // n not in counts
+        and _cuttings((*shape[:axis], 1, *shape[axis + 1 :]), counts)
+    ]
+    return [*_cuttings(shape, counts), *again]
 
 
 def _sums(sizes: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:

@@ -84,9 +84,12 @@ class Verdict:
             )
         return (
             f"all is paired, but as a whole the answers differ by {self.usual:.2g}, "
-            f"and by {self.small:.2g} where numbers are small: the models differ "
-            "elsewhere, as in the kind of GELU, an epsilon, a mask or a constant"
+            f"and by {self.small:.2g} where numbers are small"
         )
+
+
+#: What nobody has asked for yet.
+UNKNOWN = Verdict()
 
 
 def sources(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from treeadapt.porting.drafts.rows import is_count, numberless, tokens_of
 from treeadapt.porting.matching.sides import ModelPart, Step, Stretch
+from treeadapt.text.names import range_text
 
 
 class Layered(NamedTuple):
@@ -37,12 +38,12 @@ def layers_of(parts: Iterable[ModelPart]) -> dict[ModelPart, Layered]:
     """
     families: dict[Hashable, list[ModelPart]] = defaultdict(list)
     for part in parts:
-        families[_family(part)].append(part)
+        families[family_of(part)].append(part)
     columns = {family: _columns(members) for family, members in families.items()}
     shared = Counter(name for each in columns.values() for name in each)
     found: dict[ModelPart, Layered] = {}
     for family, members in families.items():
-        numbers = [_numbers(part) for part in members]
+        numbers = [numbers_of(part) for part in members]
         names = columns[family]
         place = names[max(names, key=shared.__getitem__)] if names else None
         for part, own in zip(members, numbers, strict=True):
@@ -64,7 +65,7 @@ def _columns(members: Sequence[ModelPart]) -> dict[Hashable, int]:
         if is_count(token)
     ]
     names += [("slice", n) for n, _ in enumerate(filter(_is_slice, first.steps))]
-    columns = zip(*(_numbers(part) for part in members), strict=True)
+    columns = zip(*(numbers_of(part) for part in members), strict=True)
     return {
         name: n
         for n, (name, column) in enumerate(zip(names, columns, strict=True))
@@ -72,14 +73,14 @@ def _columns(members: Sequence[ModelPart]) -> dict[Hashable, int]:
     }
 
 
-def _family(part: ModelPart) -> Hashable:
+def family_of(part: ModelPart) -> Hashable:
     """Return what parts have in common that differ in numbers only."""
     place = part.places[0]
     steps = tuple((s[0],) if _is_slice(s) else s for s in place.steps)
     return numberless(place.path), steps, part.shapes
 
 
-def _numbers(part: ModelPart) -> tuple[int, ...]:
+def numbers_of(part: ModelPart) -> tuple[int, ...]:
     """Return the numbers of the path, and of slices of one entry."""
     place = part.places[0]
     counts = (int(token) for token in tokens_of(place.path) if is_count(token))
@@ -99,3 +100,22 @@ def by_layer(
         layer = layers[part].layer
         found[-1 if layer is None else layer].append(part)
     return [tuple(found[layer]) for layer in sorted(found)]
+
+
+def one_text(paths: Iterable[str]) -> str:
+    """Write paths that differ in numbers only as one, quoted.
+
+    Example:
+        >>> one_text(["h.0.b", "h.1.b"]), one_text(f"h.{n}.b" for n in range(3))
+        ("'h.{0,1}.b'", "'h.{0..2}.b'")
+    """
+    columns = [
+        [*dict.fromkeys(each)] for each in zip(*map(tokens_of, paths), strict=True)
+    ]
+    texts = (
+        texts[0]
+        if len(texts) == 1
+        else (len(texts) > 2 and range_text(texts)) or "{" + ",".join(texts) + "}"
+        for texts in columns
+    )
+    return repr("".join(texts))

@@ -161,7 +161,9 @@ def _result(
 ) -> ModelMatch:
     """Search, and write the table of what is found."""
     models, found = search.models, search.found()
-    why = [*dict.fromkeys(search.why)] if found is None else []
+    why = [] if found is not None else [*search.differences, *search.why]
+    if found is None and not search.differences:
+        why[:0] = search.dead_ends[-1:]
     cast = [*models.old.cast, *models.new.cast]
     if cast:
         names = listing(fold(cast), limit=4)

@@ -31,7 +31,8 @@ class ModelMatch:
             whose order of axes does not. Names decide them; their rows have a mark.
         unused: leaves of the source that the table drops.
         kept: leaves of the target that keep their own numbers.
-        why: what is to know: where the search stopped, and on which numbers.
+        why: what is to know. If nothing was found, first what the models differ in, as
+            far as it was measured, then where the search stopped.
         nearest: a table that pairs everything, but with which the answers differ: the
             models differ elsewhere, as GELU by tanh and by erf. None if found.
         evaluations: how often a model was called.
@@ -75,6 +76,11 @@ class ModelMatch:
             f"unseen: {share:.0%} of {path}: no answer depends on these numbers"
             for path, share in self.unseen.items()
         ]
+        reason, *whys = self.why or ("",)
+        if self.found:
+            whys = [*self.why]
+        elif reason:
+            lines.append(f"Not found: {reason}.")
         lines.append(_TITLES[self.verdict].format(after=self.after))
         table = self.migration if self.found else self.nearest
         if table is not None:
@@ -87,7 +93,7 @@ class ModelMatch:
             ("no answer tells apart, names decide:", undecided),
             ("of the source, not used:", fold(self.unused)),
             ("of the target, kept as they are:", fold(self.kept)),
-            ("to know:", self.why),
+            ("to know:", whys),
         ):
             lines += section(title, [*texts][:_MOST_NAMES])
         return "\n".join([*lines, plural(self.evaluations, "evaluation")])
@@ -100,8 +106,8 @@ _TITLES = {
         "{after:.2g}."
     ),
     "nearest": (
-        "Not found: this table pairs everything, but the answers differ by "
-        "{after:.2g}. The models differ elsewhere."
+        "This table pairs everything, but the answers differ by {after:.2g}: the "
+        "models differ elsewhere."
     ),
-    "none": "Not found: no table that was tried answers right.",
+    "none": "No table that was tried answers right.",
 }

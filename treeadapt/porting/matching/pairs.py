@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -19,7 +19,13 @@ import numpy as np
 
 from treeadapt.porting.drafts.rows import numberless
 from treeadapt.porting.matching.cuts import Shape, could_be
-from treeadapt.porting.matching.layers import Layered, by_layer, layers_of
+from treeadapt.porting.matching.layers import (
+    Layered,
+    by_layer,
+    family_of,
+    layers_of,
+    numbers_of,
+)
 from treeadapt.porting.matching.orders import (
     KINDS,
     Blind,
@@ -189,9 +195,11 @@ def pairings(
         DeadEndError: no pairing answers right.
     """
     groups = _split(models, family, groups, rng)
+    groups = _whole_leaves(groups)
     ties = [group for group in groups if len(group.sources) > 1]
     pairs = [(g.sources[0], g.targets[0]) for g in groups if len(g.sources) == 1]
-    chosen = [_by_names(group, named()) for group in ties]
+    alike = _likeness(pairs)
+    chosen = [_by_names(group, alike, named()) for group in ties]
     tied = tuple(group.sources for group in ties)
     yield Pairing((*pairs, *itertools.chain(*chosen)), tied)
     exchanges = (
@@ -407,15 +415,75 @@ def _clusters(
         yield cluster
 
 
+def _whole_leaves(groups: Sequence[LikeParts]) -> list[LikeParts]:
+    """Return groups in which tied parts follow the other parts of their leaf.
+
+    Two biases of a gate may be exchanged, those of another gate not: of two leaves that
+    answers tell apart somewhere, no part goes to the partner of the other one.
+    """
+    partners: dict[str, Counter[str]] = defaultdict(Counter)
+    for group in groups:
+        if len(group.sources) == 1:
+            partners[group.sources[0].path][group.targets[0].path] += 1
+    sole = {path: [*each] for path, each in partners.items() if len(each) == 1}
+    parted: list[LikeParts] = []
+    for group in groups:
+        left = [*group.targets]
+        rest = []
+        for source in group.sources if len(group.sources) > 1 else ():
+            own = [t for t in left if [t.path] == sole.get(source.path)]
+            if len(own) == 1:
+                left.remove(own[0])
+                parted.append(LikeParts((source,), (own[0],)))
+            else:
+                rest.append(source)
+        if len(group.sources) == 1:
+            parted.append(group)
+        elif rest:
+            parted.append(LikeParts(tuple(rest), tuple(left)))
+    return parted
+
+
+def _likeness(
+    pairs: Sequence[tuple[ModelPart, ModelPart]],
+) -> Callable[[ModelPart, ModelPart], int]:
+    """Return how many decided pairs two parts are like, some numbers further on.
+
+    An expert that no input reaches is paired as the others are.
+    """
+    decided: dict[Hashable, list[tuple[ModelPart, ModelPart]]] = defaultdict(list)
+    for source, target in pairs:
+        decided[family_of(source), family_of(target)].append((source, target))
+
+    def alike(source: ModelPart, target: ModelPart) -> int:
+        pairs = decided[family_of(source), family_of(target)]
+        return sum(
+            bool(_ahead(source, one)) and _ahead(source, one) == _ahead(target, two)
+            for one, two in pairs
+        )
+
+    return alike
+
+
+def _ahead(part: ModelPart, other: ModelPart) -> set[int]:
+    """Return by how much the numbers of a part are ahead of those of another one."""
+    numbers = zip(numbers_of(part), numbers_of(other), strict=True)
+    return {one - two for one, two in numbers if one != two}
+
+
 def _by_names(
-    group: LikeParts, named: Mapping[str, Sequence[str]]
+    group: LikeParts,
+    alike: Callable[[ModelPart, ModelPart], int],
+    named: Mapping[str, Sequence[str]],
 ) -> list[tuple[ModelPart, ModelPart]]:
-    """Return pairs of tied parts by what their names propose, then by their order."""
+    """Return pairs of tied parts: like others, by their names, then by their order."""
     left = sorted(group.targets, key=_rank)
     pairs = []
     for source in sorted(group.sources, key=_rank):
         by_name = (t for t in left if t.path in named.get(source.path, ()))
         target = next(by_name, left[0])
+        likest = max(left, key=functools.partial(alike, source))
+        target = likest if alike(source, likest) else target
         left.remove(target)
         pairs.append((source, target))
     return pairs

@@ -25,15 +25,17 @@ from treeadapt.porting.matching.changes import (
     by_path,
     find_changes,
 )
-from treeadapt.porting.matching.cuts import cuts
-from treeadapt.porting.matching.judge import Verdict, judge
+from treeadapt.porting.matching.cuts import cuts, why_uneven
+from treeadapt.porting.matching.differences import what_differs
+from treeadapt.porting.matching.influence import Influences
+from treeadapt.porting.matching.judge import UNKNOWN, Verdict, judge
 from treeadapt.porting.matching.orders import TIERS
 from treeadapt.porting.matching.pairs import (
     MOST_NOISE,
     DeadEndError,
     LikeParts,
     OrderFamily,
-    Pairing,
+    blind_numbers,
     grouped,
     least_noise,
     pairings,
@@ -45,13 +47,17 @@ from treeadapt.porting.matching.sides import (
     ModelSide,
     usual,
 )
+from treeadapt.text.names import plural
 
 _MOST_CUTS = 24
-_MOST_CHANGED = 4  # cuts for which numbers plus one, and factors, are looked for
+_MOST_LOOKED_AT = 6  # cuts with which it is seen what the models differ in
+_AS_NEAR = 10  # times the least difference of blind answers, that is as little
+_MOST_CHANGED = 4  # cuts for which numbers plus one are looked for
 _MOST_TURNED = 3  # cuts for which heads may be last, and parts in another order
 _MOST_SOLUTIONS = 3  # of one pairing
 _MOST_EVALUATIONS = 1_000  # of one cut and one family of orders
 _MOST_OF_PART = 40  # evaluations more for each part
+_FEWER_LATER = 4  # times fewer with orders for which nearly all numbers are alike
 
 #: Parts of the source and of the target that come out even.
 Cut = tuple[list[ModelPart], list[ModelPart]]
@@ -65,13 +71,17 @@ class Found:
         solution: pairs of parts, with their orders.
         tied: parts of the source that no answer tells apart.
         changes: scale and offset of leaves of the target, by path.
+        family: the orders that were allowed.
+        groups: the parts that could be each other.
         verdict: how far the answers are apart.
     """
 
     solution: Sequence[Moved]
     tied: tuple[tuple[ModelPart, ...], ...]
     changes: Mapping[str, tuple[float, float]]
-    verdict: Verdict
+    family: OrderFamily
+    groups: Sequence[LikeParts]
+    verdict: Verdict = UNKNOWN
 
     def convert(self, models: Models, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of the target that arrays of the source become."""
@@ -95,7 +105,9 @@ class Search:
         given: numbers of the source, if there are any.
         tolerance: largest difference that is rounding.
         seed: of all draws.
-        why: the dead ends.
+        why: where it stopped.
+        dead_ends: what it stumbled over on the way.
+        differences: what the models differ in, as far as it was seen.
         nearest: what pairs everything, but with other answers.
         unused: leaves of the source without influence.
         kept: leaves of the target without influence.
@@ -106,6 +118,8 @@ class Search:
     tolerance: float
     seed: int
     why: list[str] = dataclasses.field(default_factory=list)
+    dead_ends: list[str] = dataclasses.field(default_factory=list)
+    differences: tuple[str, ...] = ()
     nearest: Found | None = None
     unused: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -115,9 +129,16 @@ class Search:
         try:
             found = self._over_all()
             if found is None and self.nearest is None and self._leave_out():
+                self.why.clear()
                 found = self._over_all()
+            if found is None and self.nearest is not None:
+                self.why.append(self.nearest.verdict.text(self.tolerance))
+                self._look_at_nearest(self.nearest)
         except LimitError:
-            self.why.append("the limit of evaluations is reached")
+            self.why.append(
+                f"the limit of evaluations is reached, {self.models.evaluations:,}: "
+                "limit= allows for more"
+            )
             return None
         return found
 
@@ -126,25 +147,64 @@ class Search:
         self.rng = np.random.default_rng(self.seed)
         self.named = functools.cache(self._named)
         self.changes: list[Changes] = []
+        self.likeliest: list[Cut] = []
         shapes = self.models.old.shapes, self.models.new.shapes
         every: list[Cut] = list(itertools.islice(cuts(*shapes), _MOST_CUTS))
         if not every:
-            self.why.append(
-                "the numbers of elements of both sides do not come out even"
+            self.why.append(why_uneven(*shapes))
+        found = self._first_of(self._over(cut, {}, TIERS[:2]) for cut in every)
+        if not every or found is not None or self.nearest is not None:
+            return found
+        self._look_at(every[:_MOST_LOOKED_AT])
+        found = self._first_of(
+            itertools.chain(
+                (
+                    self._changed(cut, finds=place < _MOST_CHANGED)
+                    for place, cut in enumerate(every)
+                ),
+                (
+                    self._changed(cut, finds=True, with_factors=True)
+                    for cut in self.likeliest
+                ),
+                (self._over(cut, {}, TIERS[2:]) for cut in every[:_MOST_TURNED]),
             )
-        tried: Iterator[Found | None] = itertools.chain(
-            (self._over(cut, {}, TIERS[:2]) for cut in every),
-            (
-                self._changed(cut, finds=place < _MOST_CHANGED)
-                for place, cut in enumerate(every)
-            ),
-            (
-                self._changed(cut, finds=True, with_factors=True)
-                for cut in every[:_MOST_CHANGED]
-            ),
-            (self._over(cut, {}, TIERS[2:]) for cut in every[:_MOST_TURNED]),
         )
-        return self._first_of(tried)
+        if found is None and self.nearest is None:
+            self.why.append(
+                f"{plural(len(every), 'way')} to cut leaves into parts of equal sizes "
+                "and all orders of axes that are known were tried: no more is to be "
+                f"learned after {plural(self.models.evaluations, 'evaluation')}"
+            )
+        return found
+
+    def _look_at(self, cuts: Sequence[Cut]) -> None:
+        """See what the models differ in, with the cut that makes them nearest.
+
+        With the right one they come near where numbers are small, unless they differ
+        there too; then the simplest cut is taken.
+        """
+        self.models.new.changes = {}
+        every = []
+        for cut, tier in itertools.product(cuts, TIERS[:2]):
+            family, groups = OrderFamily(_sizes(cut), tier), grouped(*cut)
+            rng = np.random.default_rng([self.seed, tier])
+            numbers = [blind_numbers(family, groups, rng, kind) for kind in (0, 2)]
+            pair = [Influences(self.models, groups, each) for each in numbers]
+            every.append((min(min(d.whole, d.small) for d in pair), cut, pair[0]))
+        least = min(near for near, *_ in every)
+        first = every[0][0]
+        most = first if first <= _AS_NEAR * least else least
+        _, cut, seen = next(each for each in every if each[0] <= most)
+        self.likeliest = [cut, *(each for each in cuts[:1] if each is not cut)]
+        self.differences = (*what_differs(seen),)
+
+    def _look_at_nearest(self, found: Found) -> None:
+        """See what the models differ in, whatever is paired with what."""
+        self.models.new.changes = dict(found.changes)
+        rng = np.random.default_rng([self.seed, 4])
+        numbers = blind_numbers(found.family, found.groups, rng, 0)
+        seen = Influences(self.models, found.groups, numbers)
+        self.differences = (*what_differs(seen),)
 
     def _first_of(self, tried: Iterator[Found | None]) -> Found | None:
         for found in tried:
@@ -187,13 +247,14 @@ class Search:
             family = OrderFamily(_sizes(cut), tier)
             left = self.models.left
             most = _MOST_EVALUATIONS + _MOST_OF_PART * len(cut[0])
+            most //= 1 if tier in TIERS[:2] else _FEWER_LATER
             self.models.left = min(left, most)
             try:
                 groups = grouped(*cut)
                 self._require_alike(family, groups)
                 found = self._within(family, groups)
             except DeadEndError as error:
-                self._note(error)
+                self._note(str(error))
                 continue
             except LimitError:
                 if left <= most:
@@ -214,38 +275,39 @@ class Search:
 
     def _within(self, family: OrderFamily, groups: Sequence[LikeParts]) -> Found | None:
         """Return what answers right with some orders; keeps the nearest otherwise."""
+        changes = dict(self.models.new.changes)
         for pairing in pairings(self.models, family, groups, self.rng, self.named):
             axes = Axes(self.models, family, pairing, self.rng)
             try:
                 for solution in itertools.islice(axes.solutions(), _MOST_SOLUTIONS):
-                    found = self._judged(solution, pairing)
+                    rest = pairing.tied, changes, family, groups
+                    found = self._judged(Found(solution, *rest))
                     if found.verdict.is_right(self.tolerance):
                         return found
                     self._keep(found)
             except DeadEndError as error:
-                self._note(error)
+                self._note(str(error))
             if not pairing.tied or self.nearest is not None:
                 break
         return None
 
-    def _judged(self, solution: Sequence[Moved], pairing: Pairing) -> Found:
+    def _judged(self, found: Found) -> Found:
         """Ask both models with numbers that the search did not use."""
-        changes = dict(self.models.new.changes)
-        found = Found(solution, pairing.tied, changes, Verdict())
         moved = functools.partial(found.convert, self.models)
         verdict = judge(self.models, self.given, moved, self.seed)
         return dataclasses.replace(found, verdict=verdict)
 
     def _keep(self, found: Found) -> None:
         """Remember what is near, and say how far it is from right."""
-        self.why.append(found.verdict.text(self.tolerance))
-        if found.verdict.depends and found.verdict.largest <= NEAREST:
+        if found.verdict.depends and found.verdict.usual <= NEAREST:
             best = self.nearest
             if best is None or found.verdict.largest < best.verdict.largest:
                 self.nearest = found
+        else:
+            self._note(found.verdict.text(self.tolerance))
 
-    def _note(self, error: DeadEndError) -> None:
-        self.why += [str(error)] * (str(error) not in self.why)
+    def _note(self, dead_end: str) -> None:
+        self.dead_ends += [dead_end] * (dead_end not in self.dead_ends)
 
     def _leave_out(self) -> bool:
         """Leave out leaves without influence; return whether there are any."""

@@ -1,0 +1,83 @@
+"""What ``match_models`` says of two models that differ: the first line names the cause.
+
+Each pair differs in one thing. The cause is to be in the first line, and no other one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import jax
+import pytest
+from matched import Decoder, Encoder, Pair, decoder, encoder
+from matched_layouts import blocks, convolutions, experts
+from sizes import slow_but
+
+
+@pytest.fixture(autouse=True)
+def broadcasting():
+    """Let the models broadcast, as people write them."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def of_decoder(**changed: object) -> Pair:
+    return decoder(Decoder(), dataclasses.replace(Decoder(), **changed))
+
+
+def of_encoder(**changed: object) -> Pair:
+    return encoder(Encoder(), dataclasses.replace(Encoder(), **changed))
+
+
+EPSILON, ACTIVATION = "Typical of an epsilon", "activation"
+SCORES, MASKS, NORMS = "scores of attention", "Typical of masks", "compare the norms"
+KIND, SCALE, POSITIONS = "GELU by erf", "times as much", "rotary embeddings"
+#: Pairs that differ in one thing, and what the first line says of it.
+DIFFERENT = {
+    "epsilon of RMSNorm": (lambda: of_decoder(epsilon=1e-5), [EPSILON]),
+    "epsilon of LayerNorm": (lambda: of_encoder(epsilon=1e-6), [EPSILON]),
+    "epsilon of batch norm": (lambda: convolutions(epsilon=1e-3), [EPSILON, "var"]),
+    "base of rotary": (lambda: of_decoder(base=500_000.0), [SCORES, POSITIONS]),
+    "cap of scores": (lambda: of_decoder(cap=2.0), [SCORES, "soft cap"]),
+    "window": (lambda: of_decoder(window=3), [MASKS]),
+    "causal mask": (lambda: blocks(causal=False), [MASKS]),
+    "scale of attention": (lambda: blocks(scale=1.0), [SCORES, SCALE]),
+    "offset of positions": (lambda: blocks(offset=1), ["places", "offset"]),
+    "norms after": (lambda: blocks(post=True), [NORMS]),
+    "no last norm": (lambda: blocks(final=False), [NORMS]),
+    "ReLU": (lambda: blocks(act=jax.nn.relu), ["down", ACTIVATION]),
+    "GELU by tanh": (lambda: of_encoder(exact=False), ["down", KIND]),
+    "clip": (lambda: of_decoder(clip=0.1), ["down", "clip"]),
+    "residual": (lambda: of_decoder(residual=0.7), ["factors of what is added"]),
+    "router": (lambda: experts(renormalised=False), ["experts"]),
+    "no bias": (lambda: blocks(bias=False), ["may be missing", "down.bias"]),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["ReLU", "scale of attention"], DIFFERENT))
+def test_the_first_line_names_what_differs(name):
+    make, texts = DIFFERENT[name]
+    start = time.process_time()
+    found = make().match()
+    assert not found.found
+    assert found.migration is None
+    first = str(found).splitlines()[0]
+    assert first.startswith("Not found: ")
+    for text in texts:
+        assert text in first, found
+    others = {EPSILON, MASKS, NORMS} - {*texts}
+    assert not any(text in first for text in others), found
+    assert time.process_time() - start < 60
+
+
+def test_what_both_have_is_not_said_to_differ():
+    found = blocks().match()
+    assert found.found, found
+    assert found.why == ()
+
+
+def test_the_report_says_why_no_more_was_tried():
+    found = blocks(post=True).match()
+    assert any("no more is to be learned after" in why for why in found.why)
+    assert found.evaluations < 3_000

@@ -1,0 +1,199 @@
+"""What two models differ in, where no table makes their answers the same, in words.
+
+Takes what leaves influence (see ``influence``); gives sentences in which all numbers
+were measured. A cause is said to be typical, never to be the one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from treeadapt.porting.matching.influence import (
+    LEAST,
+    SMALL,
+    Carrier,
+    Influences,
+    Unit,
+)
+from treeadapt.porting.matching.sides import flat_of
+from treeadapt.porting.measure import errors_of
+from treeadapt.text.names import listing
+
+_GROWS = 1.2  # times the difference, the smaller numbers are
+_MUCH = 5  # times the difference at usual size
+_DIVIDES = 1.8  # times the difference, with variances of a quarter
+_MOST_OF_EPSILON = 0.1  # of a difference at usual size
+_NONE_WHERE_SMALL = 1e-4
+_FAR_FEWER = 300  # times less than the whole difference is none
+_EPSILON = (
+    "the smaller {}, the more the two differ{}. Typical of an epsilon: compare those "
+    "of the norms (1e-5 in PyTorch, 1e-6 in Flax, 1e-3 in Keras, 1e-12 in BERT)"
+)
+
+
+def what_differs(seen: Influences) -> Iterator[str]:
+    """Yield what both models differ in, the most telling first."""
+    if seen.whole <= seen.same and seen.small <= _NONE_WHERE_SMALL:
+        return
+    smaller = _where_smaller(seen)
+    if smaller:
+        yield smaller
+        return
+    carriers = seen.carriers()
+    text = _through(seen, carriers) if carriers else _without_layers(seen)
+    yield (
+        "with numbers that no usual order of axes changes, the two differ by "
+        f"{seen.whole:.2g}. {text}"
+    )
+    first = _first_entries(seen)
+    if first:
+        yield first
+
+
+def _where_smaller(seen: Influences) -> str:
+    """Say that the difference grows as numbers get smaller, if it always does."""
+    if seen.whole > _MOST_OF_EPSILON:
+        return ""
+    for name, kinds in (
+        ("arrays are", ["arrays"]),
+        ("numbers are", ["arrays", "vectors"]),
+    ):
+        sizes = (4.0, 1.0, 0.25, SMALL)
+        steps = [seen.apart((), (), **dict.fromkeys(kinds, size)) for size in sizes]
+        large = [each for each in steps if each > LEAST]
+        grows = all(two > _GROWS * one for one, two in itertools.pairwise(large))
+        is_much = steps[-1] >= _MUCH * max(steps[1], LEAST)
+        if grows and is_much and len(large) > 1:
+            by = f"by {steps[1]:.1g} at usual size, by {steps[-1]:.1g} at a 20th"
+            return _EPSILON.format(name, f": {by}")
+    divisors = _divisors(seen)
+    return _EPSILON.format(f"{_names(divisors)} is", "") if divisors else ""
+
+
+def _divisors(seen: Influences) -> Unit:
+    """Return vectors that are the smaller, the more the models differ: variances.
+
+    Not relative to the answers, in which any large vector that is added hides it.
+    """
+    for old, new in itertools.product(seen.old.vectors(), seen.new.vectors()):
+        if seen.are_like(old, new):
+            large, usual, small = (
+                np.linalg.norm(
+                    flat_of(seen.new.answers(new, size))
+                    - flat_of(seen.old.answers(old, size))
+                )
+                for size in (4.0, 1.0, 0.25)
+            )
+            if usual > _DIVIDES * large and small > _DIVIDES * usual:
+                return old
+    return ()
+
+
+def _through(seen: Influences, carriers: Sequence[Carrier]) -> str:
+    """Say through which leaves the difference goes, and of what it is typical."""
+    first = carriers[0]
+    text = f"They agree once {_names(first.old)} is zero"
+    partner = seen.partner(first, carriers)
+    if partner is not None:
+        return (
+            f"{text}, or {_names(partner.old)}: they differ in what these two make "
+            f"together, as in scores of attention. {_scores(seen, first)}"
+        )
+    scores = seen.scores_below(first)
+    if scores:
+        return (
+            f"{text}, and not once {_names(scores, ' or ')} is, which make scores of "
+            "attention. Typical of masks: compare the causal one, windows, padding, "
+            "and the value of what is masked"
+        )
+    return f"{text}: they differ in what goes through it. {_by_size(seen, first)}"
+
+
+def _scores(seen: Influences, carrier: Carrier) -> str:
+    share = seen.share(carrier.old, carrier.new)
+    if seen.agree_small(carrier):
+        return "Small scores count alike, and large ones do not: compare a soft cap"
+    if share.is_factor:
+        return (
+            f"Small scores count {share.factor:.2g} times as much in the old model: "
+            "compare their scale, as one by the root of the head's size"
+        )
+    return (
+        "No factor makes small scores count alike: compare the positions, as the "
+        "base and the offset of rotary embeddings"
+    )
+
+
+def _by_size(seen: Influences, carrier: Carrier) -> str:
+    """Say how what goes through a leaf differs where it is small."""
+    share = seen.share(carrier.old, carrier.new)
+    if share.is_factor:
+        return (
+            f"It counts {share.factor:.2g} times as much in the old model: compare "
+            "factors"
+        )
+    if seen.agree_small(carrier):
+        return (
+            "Where numbers are small the two agree: typical of GELU by erf "
+            "(PyTorch) or by tanh (JAX), of a clip, a cap or the value of a mask"
+        )
+    if not carrier.lost:
+        return (
+            "Compare how it is used: the offset and the order of positions, the "
+            "masks of attention, and their values"
+        )
+    return (
+        "The two differ where numbers are small, too: compare the activation "
+        "(ReLU, GELU, SiLU) or, if it is attention, the masks, their values, and "
+        "the scale of the scores"
+    )
+
+
+def _without_layers(seen: Influences) -> str:
+    """Say whether the answers are the same without the arrays of all layers."""
+    units = [
+        tuple(n for n in side.arrays if len(side.spots[n]) > 1)
+        for side in (seen.old, seen.new)
+    ]
+    if not all(units):
+        return "No leaf that is zero makes them agree: compare step by step"
+    names = listing(sorted(units[0]), limit=3, write=str)
+    left = seen.apart(*units)
+    if left <= seen.same:
+        return (
+            f"They agree once {names} are all zero, and not before: compare, in a "
+            "layer, the order of norms and sums, the activation, and factors of "
+            "what is added"
+        )
+    return (
+        f"They differ by {left:.2g} once {names} are all zero, too: compare the "
+        "norms (before or after what they belong to, the last one), the activation, "
+        "a cap of the answers, and factors of the embedding or of the answers"
+    )
+
+
+def _first_entries(seen: Influences) -> str:
+    """Say at which first entries of an axis the answers are the same."""
+    every = zip(*seen.answers, strict=True)
+    for number, (theirs, ours) in enumerate(every):
+        errors = errors_of(ours, theirs)
+        for axis, length in enumerate(errors.shape):
+            others = tuple(n for n in range(errors.ndim) if n != axis)
+            is_same = errors.max(others) <= min(seen.same, seen.whole / _FAR_FEWER)
+            count = int(np.argmin(is_same)) if not is_same.all() else 0
+            if count and not is_same[count:].any():
+                which = f" of answer {number}" * (len(seen.answers[0]) > 1)
+                return (
+                    f"the answers agree at the first {count} of {length} entries "
+                    f"of axis {axis}{which}: if that axis is time, the models "
+                    "differ in what a position takes from those before it"
+                )
+    return ""
+
+
+def _names(unit: Unit, joined: str = " and ") -> str:
+    """Write a few names, which are quoted already."""
+    return joined.join(unit)
