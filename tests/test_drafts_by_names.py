@@ -251,3 +251,66 @@ def test_a_list_of_words_is_never_the_number_of_the_other_path():
     assert not draft.missing
     plan: Any = draft.migration.plan(source, target)
     assert plan.exact
+
+
+# --- layers in blocks ---
+
+
+def local_and_global() -> tuple[Arrays, Arrays]:
+    """As of Gemma 2 in MaxText: a stack of each kind of layer; names alone say so."""
+    shapes = {"attn.q": (10, 7), "attn.o": (7, 10), "mlp.gate": (13, 7), "norm": (7,)}
+    shapes |= {"mlp.up": (13, 7), "mlp.down": (7, 13)}
+    source = numbers(
+        {f"layers.{n}.{name}.weight": s for n in range(6) for name, s in shapes.items()}
+    )
+    names = {"attn.q": "attention_{}-query", "attn.o": "attention_{}-out"}
+    names |= {"norm": "norm_{}", "mlp.down": "mlp_{}-wo"}
+    names |= {"mlp.gate": "mlp_{}-wi_0", "mlp.up": "mlp_{}-wi_1"}
+    return source, {
+        f"layers-{new.format(kind)}-kernel": stacked(
+            source, [f"layers.{n}.{old}.weight" for n in range(first, 6, 2)]
+        )
+        for old, new in names.items()
+        for first, kind in enumerate(("local", "global"))
+    }
+
+
+def every_fourth() -> tuple[Arrays, Arrays]:
+    """As of Qwen3-Next: of four layers the last has another kind of attention."""
+    shapes = {"norm": (11,), "mlp.up": (13, 11)}
+    source = numbers(
+        {
+            f"layers.{n}.{name}.weight": shape
+            for n in range(8)
+            for name, shape in {
+                **shapes,
+                **({"full.o": (11, 5)} if n % 4 == 3 else {"linear.o": (11, 7)}),
+            }.items()
+        }
+    )
+
+    def whole(name: str, inner: Sequence[int]) -> np.ndarray:
+        every = [
+            stacked(source, [f"layers.{n + i}.{name}.weight" for i in inner])
+            for n in (0, 4)
+        ]
+        return np.stack(every)
+
+    made = {f"local/{name}/kernel": whole(name, (0, 1, 2)) for name in shapes}
+    made |= {f"global/{name}/kernel": whole(name, (3,))[:, 0] for name in shapes}
+    made["local/linear/o/kernel"] = whole("linear.o", (0, 1, 2))
+    return source, made | {"global/full/o/kernel": whole("full.o", (3,))[:, 0]}
+
+
+@pytest.mark.parametrize("make", [local_and_global, every_fourth])
+@pytest.mark.parametrize("is_back", [False, True])
+def test_layers_in_blocks_are_paired_by_names(make, is_back):
+    source, target = make()
+    proved = ta.draft_migration(*(target, source) if is_back else (source, target))
+    pair = (target, source) if is_back else (source, target)
+    draft = ta.draft_migration(*map(abstract, pair))
+    assert not draft.missing
+    assert not draft.unexpected
+    assert draft.doubtful == (*draft.pairs,)
+    right = [path for path, news in proved.pairs.items() if draft.pairs[path] == news]
+    assert len(right) == len(proved.pairs)

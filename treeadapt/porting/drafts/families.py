@@ -28,6 +28,7 @@ from treeadapt.porting.drafts.rows import (
 from treeadapt.porting.drafts.shapes import AxisOrder
 from treeadapt.porting.drafts.synonyms import Words
 
+_LEAST_SISTERS = 3  # families that words divide alike, to say something of layers
 _MOST_PARTS = 64  # families that one becomes
 
 #: Values of each number with siblings, by the tokens before it and its own text.
@@ -144,6 +145,79 @@ def _parted(
     )
 
 
+def with_sister_stacks(
+    ones: Sequence[Family], twos: Sequence[Family], words: Words
+) -> tuple[list[Family], list[Family]]:
+    """Join families that words of one side alone divide, as all others' layers.
+
+    As where a side has a stack of ``local`` layers and one of ``global`` layers, and
+    the other side counts layers through. Names show that at once of all modules, and
+    later, among those that are left over, of none.
+    """
+    sides = [[*ones], [*twos]]
+    for side in (0, 1):
+        while joined := _sisters_joined(sides[side], sides[1 - side], words):
+            sides[side] = joined
+    return sides[0], sides[1]
+
+
+def _sisters_joined(
+    own: Sequence[Family], others: Sequence[Family], words: Words
+) -> list[Family]:
+    """Return families of which those that some words divide are one; none without."""
+    there = {word for each in others for word in words.of(each.text)}
+    contexts: dict[object, dict[str, int]] = {}
+    for number, each in enumerate(own):
+        form = each.counts, each.shape, each.dtype
+        for place, token in enumerate(each.tokens if each.words is None else ()):
+            if (
+                token is not None
+                and token.isalpha()
+                and there.isdisjoint(words.of(token))
+            ):
+                key = place, each.tokens[:place], each.tokens[place + 1 :], form
+                contexts.setdefault(key, {})[token] = number
+    by_texts: dict[frozenset[str], list[tuple[int, dict[str, int]]]] = defaultdict(list)
+    for (place, *_), members in contexts.items():  # type: ignore[misc]
+        if len(members) > 1:
+            by_texts[frozenset(members)].append((place, members))
+    for texts, every in sorted(by_texts.items(), key=lambda item: -len(item[1])):
+        stacks = [
+            _is_stack_of(own[min(m.values())], len(texts), others) for _, m in every
+        ]
+        if len(every) < _LEAST_SISTERS or 2 * sum(stacks) < len(stacks):
+            continue
+        order = words.in_order([*every[0][1]])
+        gone = {number for _, members in every for number in members.values()}
+        new = {
+            min(members.values()): _listed(
+                [own[members[t]] for t in order], place, order
+            )
+            for place, members in every
+        }
+        numbered = enumerate(own)
+        return [new.get(n, each) for n, each in numbered if n in new or n not in gone]
+    return []
+
+
+def _is_stack_of(family: Family, parts: int, others: Iterable[Family]) -> bool:
+    """Return whether layers of the other side may be several stacks like this one.
+
+    Args:
+        family: a stack.
+        parts: how many stacks there are.
+        others: of the other side.
+    """
+    return not any(each.size == family.size for each in others) and any(
+        each.size == parts * family.size
+        and any(
+            count % parts == 0 and count // parts in (*family.counts, *family.shape)
+            for count in each.counts
+        )
+        for each in others
+    )
+
+
 def other_families(
     both: Sequence[tuple[Sequence[Family], Set[int]]], words: Words
 ) -> tuple[list[Family], list[Family]] | None:
@@ -248,8 +322,9 @@ def _slices(family: Family, others: Sequence[Family]) -> list[Family]:
         slot
         for slot, count in enumerate(family.counts)
         if count <= _MOST_PARTS and family.size // count in sizes
+        if family.words is None or family.words[0] != slot
     ]
-    if not slots or family.blocks is not None or family.words is not None:
+    if not slots or family.blocks is not None:
         return []
     slot = min(slots, key=lambda i: (family.counts[i], -i))
     return [_some(family, slot, value, 1) for value in range(family.counts[slot])]
@@ -286,6 +361,9 @@ def _some(family: Family, slot: int, first: int, count: int) -> Family:
     some = np.take(grid, range(first, first + count), slot)
     start, end = first + family.shifts[slot], () if count == 1 else (count,)
     token = str(start) if count == 1 else None
+    words = family.words
+    if words is not None and slot < words[0] and not end:
+        words = words[0] - 1, words[1]
     return dataclasses.replace(
         family,
         tokens=(*family.tokens[:place], token, *family.tokens[place + 1 :]),
@@ -296,6 +374,7 @@ def _some(family: Family, slot: int, first: int, count: int) -> Family:
             *family.shifts[slot + 1 :],
         ),
         paths=tuple(family.paths[i] for i in some.flat),
+        words=words,
     )
 
 

@@ -86,7 +86,8 @@ class RowFinder:
         """Return the rows between two sides, with tables around them if these help."""
         best = self.found(between)
         if not best.evidence.has_numbers:
-            return best
+            others = map(self.found, between.in_periods() if best.left[1] else ())
+            return next(filter(best.is_worse_than, others), best)
         for nearer in (self._with_sums, self._in_blocks):
             if best.left[1]:
                 best = next(filter(best.is_worse_than, nearer(best)), best)

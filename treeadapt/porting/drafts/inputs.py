@@ -61,8 +61,8 @@ class Side:
     def renamed(self, names: Mapping[str, str]) -> Side:
         """Return the side with other names of some leaves."""
         leaves = {names.get(path, path): leaf for path, leaf in self.leaves.items()}
-        assert self.arrays is not None
-        arrays = {names.get(path, path): read for path, read in self.arrays.items()}
+        read = self.arrays
+        arrays = read and {names.get(path, path): read[path] for path in read}
         return dataclasses.replace(self, leaves=leaves, arrays=arrays)
 
 

@@ -91,6 +91,27 @@ class NearerSides:
             if spelled := self._spelled(*blocks):
                 yield spelled
 
+    def in_periods(self) -> Iterator[NearerSides]:
+        """Yield the same where some leaves are in every so manieth layer only.
+
+        As where three layers of four have one kind of attention, and one another.
+        """
+        for side, leaves in enumerate(self.calls[0]):
+            every: dict[Pattern, dict[Pattern, set[int]]] = {}
+            for path in leaves.leaves:
+                template, tokens = template_of(path), tokens_of(path)
+                for place, token in enumerate(template):
+                    if token is None:
+                        above = template[:place]
+                        numbers = every.setdefault(above, {}).setdefault(
+                            template, set()
+                        )
+                        numbers.add(int(tokens[place]))
+            for above, sets in every.items():
+                size = _period([*sets.values()])
+                if size and (spelled := self._spelled(side, above, size)):
+                    yield spelled
+
     def _spelled(self, side: int, above: Pattern, size: int) -> NearerSides | None:
         """Return the same where a number of the paths of one side is two.
 
@@ -140,6 +161,27 @@ class NearerSides:
         calls = [(source, target.renamed(spelled)) for source, target in self.calls]
         tables = self.tables[0], (table, *self.tables[1])
         return NearerSides(calls, (self.names[0], own), tables)
+
+
+def _period(sets: Sequence[set[int]]) -> int:
+    """Return after how many numbers all sets of some begin again; 0 if none does.
+
+    Example:
+        >>> _period([{0, 1, 2, 3, 4, 5}, {0, 1, 3, 4}, {2, 5}])
+        3
+        >>> _period([{0, 1, 2, 3, 4, 5}, {0}])
+        0
+    """
+    count = len(set().union(*sets))
+    some = [each for each in sets if len(each) < count]
+    for size in range(2, count // 2 + 1) if some else ():
+        starts = ({n % size for n in each} for each in some)
+        if count % size == 0 and all(
+            each == {n for n in range(count) if n % size in start}
+            for each, start in zip(some, starts, strict=True)
+        ):
+            return size
+    return 0
 
 
 def _form(above: Pattern, rest: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from treeadapt.porting.drafts.families import (
     other_families,
     place_of,
     ranked_texts,
+    with_sister_stacks,
 )
 from treeadapt.porting.drafts.fused import fusions
 from treeadapt.porting.drafts.merging import canonical
@@ -67,6 +68,7 @@ def propose(
     if max(len(ones), len(twos)) > _MAX_FAMILIES:
         return [], len(source)
     ones, twos, fused = fusions(ones, twos, words)
+    ones, twos = with_sister_stacks(ones, twos, words)
     while True:
         assignment = _Assignment(ones, twos, words, by_values)
         others = other_families(assignment.left(), words)
@@ -417,10 +419,13 @@ def _alike(ones: Sequence[Any], twos: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _has_lists(order: AxisOrder, one: Family, two: Family) -> bool:
-    """Return whether what has texts for its values is an axis of the other side."""
+    """Return whether what has texts for its values is no number of the other side.
+
+    It is an axis there, or the place within a block of layers.
+    """
     numbers = order.source[: len(one.counts)], order.target[: len(two.counts)]
     return not any(
-        {*numbers[side][each.words[0]]} & {*itertools.chain(*numbers[1 - side])}
+        numbers[side][each.words[0]] in numbers[1 - side]
         for side, each in enumerate((one, two))
         if each.words is not None
     )
