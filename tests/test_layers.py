@@ -301,6 +301,26 @@ def test_the_pages_on_design_name_files_that_exist():
     assert sorted(n for n in names if not (PACKAGE / f"{n}.py").exists()) == []
 
 
+#: What the list of rooms explains; and modules that hold the public function after
+#: which they are named, and call the others of their room.
+EXPLAINED = {
+    *("errors", "testing", "__main__", "_version"),
+    *("migrations/migration", "porting/drafts/draft", "porting/matching/match"),
+}
+
+
+def test_the_page_on_design_says_what_each_file_is_for():
+    page = next(pages_on_design())
+    files = {
+        str(file.relative_to(PACKAGE).with_suffix(""))
+        for file in PACKAGE.rglob("*.py")
+        if file.stem != "__init__" and file.parent.name != "adapters"
+    }
+    named = {*re.findall(r"`([\w/]+)`", page)}
+    missing = {file for file in files if not {file, file.split("/")[-1]} & named}
+    assert missing == EXPLAINED
+
+
 def test_the_pages_on_design_name_what_is_in_these_files():
     pairs = {
         pair

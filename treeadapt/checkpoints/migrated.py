@@ -3,7 +3,8 @@
 Takes what a checkpoint holds, and a migration; gives the same under the new names, and
 what reads it, one group of leaves at a time, so that memory is bounded by the largest.
 All is planned on metadata. Compares nothing with a target, but for what a function of
-the table makes, which is not known before it ran.
+the table makes, which is not known before it ran. ``named_migration`` and
+``require_migration`` are for callers: what they may pass in the place of a migration.
 """
 
 from __future__ import annotations
@@ -440,8 +441,13 @@ class _Moving:
     ) -> Iterator[tuple[str, Any]] | None:
         """Return what gives each array, made part by part; None if that costs more.
 
-        Of files these are arrays that read what is needed of them later; if that costs
-        more, and of other formats, whole arrays.
+        - Sources that read themselves later, as those of files: what is made reads
+          what it needs of them then.
+        - Other sources: each array is made whole, and forgotten before the next.
+        - Rows with numbers of the target: as the first, even of sources that are in
+          memory, because this process may have some shards of the target only.
+
+        None, too, where an array cannot be divided, or its sources are on devices.
         """
         made = moved_arrays(group, sources, self.likes)
         arrays = {path: made[path] for path in paths}
@@ -451,7 +457,6 @@ class _Moving:
         if any(isinstance(leaf, jax.Array) for leaf in sources.values()):
             return None  # of a tree in memory; they stay on their devices
         is_read = all(hasattr(leaf, "read") for leaf in sources.values())
-        # Of what fills an array, this process may have the shards of a target only.
         if is_read or group.row.values.fills:
             boxes = [
                 boxes_here(bound_sharding(self.likes.get(path)), array.shape)
@@ -506,6 +511,7 @@ class _Moving:
             return group.place, number, owners
         if group.move is None:
             return owners
+        # Two targets are one array if they differ in their place among targets alone.
         own = (piece for piece in group.move.pieces if piece.target == number)
         pieces = tuple(piece._replace(target=0) for piece in own)
         layout = group.move.targets[number]

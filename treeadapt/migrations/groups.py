@@ -66,8 +66,10 @@ class GroupMaker:
         target: the same of what the result should be, if that is known.
         problems: gets all that is wrong.
         is_partial: whether the result may have more than ``target`` shows.
-        lengths: see ``lengths_after``; for rows that take numbers.
-        typed: the row as it is in the table, without copies; None for ``row``.
+        lengths: see ``take.lengths_after``; for rows that take numbers.
+        typed: the row as its author wrote it, for messages, where ``row`` has the
+            addresses of copies too; None where both are one. (``self._named`` is
+            ``row`` with names of their own for numbers that ``take`` selects.)
         renumbering: what the row takes by number, and which leaves it leaves out.
     """
 
@@ -168,6 +170,8 @@ class GroupMaker:
 
     def _moved(self, matches: Sequence[Taken], counts: Sizes) -> Iterator[Group]:
         """Plan leaves of which several may be in one group."""
+        # Of ``layers.{l}.{p=q,k}.w`` to ``{p=q,k}/w : l ...``, "layers.3.q.w" is in the
+        # family of p = 0, by its index (3,).
         families: dict[Any, tuple[dict[str, Any], Leaves]] = {}
         for address, path, captures in matches:
             template = self._named.sources[address].path
@@ -396,22 +400,7 @@ class GroupMaker:
         """Return the layouts of both sides, and the sizes of all their names."""
         row, first = self._named, sources[0][0]
         sizes = {**counts, **self.sizes}
-        equations: list[Equation] = []
-        layouts: list[Layout] = []
-        further: dict[int, str] = {}  # axes of ``...``
-        for address, paths in zip(row.sources, sources, strict=True):
-            spec = self.source[paths[0]]
-            axes = _ranked(address.axes, len(shape_of(spec)))
-            if not is_array(spec):
-                text = f"{listing([paths[0]])} is a Python number and not an array"
-                self._fault(text, "values")
-            if axes is None:
-                text = f"{listing([paths[0]])} is {describe(spec)}, and"
-                count = len(address.axes)
-                self._fault(f"{text} {address.text!r:.200} has axes for {count}")
-            layouts.append(Layout(self._inner(address), axes))
-            equations += self._equations(axes, paths[0], spec, is_target=False)
-            further.setdefault(len(axes) - len(address.axes), paths[0])
+        layouts, equations, more = self._source_layouts(sources)
         faults = [
             f"{plural(counts[name], 'leaf')} for {name}, whose size is {size}"
             for name, size in self.sizes.items()
@@ -419,14 +408,13 @@ class GroupMaker:
             and not (name in row.outer and counts[name] < size)
         ]
         faults += self._solve(equations, sizes)
-        self._check_alike(further.values())
-        (more,) = further
         wanted = [
             Layout(self._inner(each), _ranked(each.axes, len(each.axes) + more))
             for each in row.targets
         ]
         if self.target is not None and not faults:
-            # What contradicts the target is reported with its whole shape.
+            # Contradictions are dropped: what contradicts the target is reported
+            # later, with its whole shape.
             self._solve([*self._shown(values, sizes), *equations], sizes)
             faults += self._solve(equations, sizes)
         loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
@@ -443,6 +431,30 @@ class GroupMaker:
         if faults:
             self._fault(f"{listing([first])}: {'; '.join(faults)}")
         return (layouts, wanted), sizes
+
+    def _source_layouts(
+        self, sources: Sequence[Sequence[str]]
+    ) -> tuple[list[Layout], list[Equation], int]:
+        """Return layouts of the sources, what their shapes say, and axes of ``...``."""
+        equations: list[Equation] = []
+        layouts: list[Layout] = []
+        further: dict[int, str] = {}  # numbers of axes that ``...`` stands for
+        for address, (path, *_) in zip(self._named.sources, sources, strict=True):
+            spec = self.source[path]
+            axes = _ranked(address.axes, len(shape_of(spec)))
+            if not is_array(spec):
+                text = f"{listing([path])} is a Python number and not an array"
+                self._fault(text, "values")
+            if axes is None:
+                text = f"{listing([path])} is {describe(spec)}, and"
+                count = len(address.axes)
+                self._fault(f"{text} {address.text!r:.200} has axes for {count}")
+            layouts.append(Layout(self._inner(address), axes))
+            equations += self._equations(axes, path, spec, is_target=False)
+            further.setdefault(len(axes) - len(address.axes), path)
+        self._check_alike(further.values())
+        (more,) = further
+        return layouts, equations, more
 
     def _solve(self, equations: Sequence[Equation], sizes: dict[str, int]) -> list[str]:
         """Add what follows to sizes, also of what is taken; return contradictions."""
@@ -551,6 +563,7 @@ class GroupMaker:
             compares=row.compares,
             lengths=(*self._lengths(sources).items(),) if row.values.multiply else (),
             takes=takes,
+            # Of a sum only its first source can be given back, the others get zeros.
             zeros=(*range(1, len(sides[1])),) if values.add and values.undoes else (),
         )
 

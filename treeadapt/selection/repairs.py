@@ -53,15 +53,21 @@ _MAX_TEXT = 300  # longer patterns are not typing errors
 
 # A dot or key of an exact path, as JAX writes it: .policy['params'][0]
 _EXACT_KEY = re.compile(r"""\.|\[(?:'([^']*)'|"([^"]*)"|([0-9]+))\]""")
+# In the examples, what matches is in angle brackets.
+# h<.*>w  <^>h  h/<\d>+  a<|>b
 _REGEX_SIGNS = re.compile(r"\.\*|\.\+|\\[.dwSDWs]|[\^$|()+]")
 _CHOICE = re.compile(r"[*+?{|]")
+# (a+<)+>  (a)<\1>  <(?>=a)
 _NESTED_REPEAT = re.compile(r"\)[*+?{]|\\[0-9]|\(\?")
 _MAX_CHOICES = 3  # repeats and alternatives of a regular expression that is tried
 _MAX_STEPS = 30_000_000  # that it may take on all paths
 _NUMBER = re.compile(r"[0-9]+")
 # What people write for a range, and for a number from the end.
+# h/<0..11>/w  h/<0-11>  <0:11>/w, and not 1.0-2
 LIKE_RANGE = re.compile(r"(?<![\w.])([0-9]+)(?:\.\.|-|:)([0-9]+)(?![\w.])")
+# h/<-1>/w  h/<[-2:]>/w
 _LIKE_FROM_END = re.compile(r"(?:^|(?<=/))\[?(-[0-9]+)(:|\.\.)?\]?(?=/|$)")
+# h/<3>/w  layer_<3>/w  h/<{0..3}>/w, and not conv2d
 _NUMBERS = re.compile(r"\{[0-9][0-9.,]*\}|(?:^|(?<=[/_]))[0-9]+(?=/|$)")
 # Forms of a regular expression, and the glob that says the same.
 _AS_GLOB = (
@@ -470,6 +476,7 @@ def _as_regex(text: str, names: Names) -> str:
     is_simple = len(_CHOICE.findall(core)) <= _MAX_CHOICES
     if not core or not is_simple or _NESTED_REPEAT.search(core):
         return ""
+    # A second time with each dollar as itself: a name may hold one.
     for form in dict.fromkeys((core, re.sub(r"(?<!\\)\$", r"\\$", core))):
         whole = f"(?:{form})" if "|" in form else form
         for regex in names.regexes_around(whole):
@@ -552,7 +559,10 @@ class Names:
             search = re.compile(regex).search
         except (re.error, OverflowError):
             return []
-        choices, steps, ends = _CHOICE.findall(regex), 0, [False] * 3
+        choices, steps = _CHOICE.findall(regex), 0
+        # A whole node from the start of a path, a whole node lower, a part of a name.
+        forms = (f"{regex}(/.*)?", f".*{regex}(/.*)?", f".*{regex}.*")
+        is_found = [False] * len(forms)
         power = 1 + sum(choice not in "|?" for choice in choices)
         for path in self.arrays:
             steps += len(path) ** power * 2 ** len(choices)
@@ -560,9 +570,8 @@ class Names:
                 break
             if match := search(path):
                 is_node = path[match.end() :][:1] in ("", "/")
-                ends[(match.start() > 0) if is_node else 2] = True
-        forms = (f"{regex}(/.*)?", f".*{regex}(/.*)?", f".*{regex}.*")
-        return [*itertools.compress(forms, ends)]
+                is_found[(match.start() > 0) if is_node else 2] = True
+        return [*itertools.compress(forms, is_found)]
 
     def wrong_number(self, pattern: str) -> str:
         """Say which numbers there are in the place of one that nothing has."""

@@ -210,6 +210,8 @@ def carry_state(
     for text in said:
         warnings.warn(text, TreeAdaptWarning, stacklevel=2)
     rows = table.rows
+    # So far the new state has shapes only: fresh leaves, and layers that are not
+    # carried, need values.
     if not is_abstract and any(row.source is None or row.piece.along for row in rows):
         new = view_tree(tx.init(params))
     return new.rebuild(_filled(new.leaves, table)), report
@@ -384,7 +386,7 @@ def _leave_abstract(table: Table) -> None:
 
 
 def _choose(sources: Sequence[StateLeaf], choice: Choice) -> StateLeaf | None:
-    """Choose among saved leaves, if anything decides."""
+    """Choose among saved leaves, by what may decide; None where nothing does."""
     first, *others = [leaf.value for leaf in sources]
     counts = [number(leaf.value) for leaf in sources]
     is_one = counts[0] is not None and counts.count(counts[0]) == len(counts)
@@ -450,7 +452,7 @@ def _misfit(new: StateLeaf, saved: StateLeaf, *, cast: bool) -> str | None:
     # What ``per_layer`` keeps for each layer has its layers in the name of its state.
     one, two = (read_key(leaf.slot.node) for leaf in (new, saved))
     layers, old_layers = [*one.numbers.values()], [*two.numbers.values()]
-    # One shape for more layers and for fewer: all layers share it.
+    # One shape for more layers and for fewer, as of 4 and of 6: all layers share it.
     are_shared = (
         one.along and two.along and math.prod(one.sizes) != math.prod(two.sizes)
     )
