@@ -80,60 +80,124 @@ def decide_specs(
     by_rules, own_default, axes = _by_rules(view, rules, specs)
     boxes = box_specs(view, logical_axes)
     fallback = own_default if default is MISSING else as_spec(default, "default=")
-    leaf_specs: list[PartitionSpec] = []
-    conflicts, wrong, unmatched = list[str](), list[str](), list[str]()
-    silent, undivided = dict[str, Any](), dict[str, Any]()
+    leaf_specs = _LeafSpecs(mesh)
     for index, (path, leaf) in enumerate(view.items()):
         if not is_array(leaf):
-            leaf_specs.append(PartitionSpec())
+            leaf_specs.specs.append(PartitionSpec())
             continue
         box, layer = boxes.get(index), one_layer(leaf, axes[index])
         choice = by_rules[index] or _unruled(layer, box, fallback)
+        leaf_specs.add(path, leaf, layer, choice, box, axes[index])
+    leaf_specs.require_fit(view)
+    return leaf_specs.specs, "\n".join(leaf_specs.silent_lines())
+
+
+class _LeafSpecs:
+    """The spec of each leaf, and what is wrong with any of them, to be told at once.
+
+    Attributes:
+        specs: one a leaf that has one.
+    """
+
+    def __init__(self, mesh: Mesh | AbstractMesh | None) -> None:
+        self.specs: list[PartitionSpec] = []
+        self._mesh = mesh
+        self._conflicts: list[str] = []  # of rules and boxes
+        self._wrong: list[str] = []  # for shape or mesh
+        self._unmatched: list[str] = []
+        # Leaves of which every device has a copy, though no rule says so.
+        self._silent: dict[str, Any] = {}
+        self._undivided: dict[str, Any] = {}
+
+    def add(
+        self,
+        path: str,
+        leaf: Any,
+        layer: Any,
+        choice: _Choice,
+        box: PartitionSpec | None,
+        stacked: Sequence[Along],
+    ) -> None:
+        """Add the spec of a leaf.
+
+        Args:
+            path: of the leaf.
+            leaf: an array.
+            layer: one layer of it, for which rules speak; itself if it has none.
+            choice: what decides it.
+            box: the spec of its box, for the whole of it.
+            stacked: its axes of layers.
+        """
         spec, source = choice.spec, choice.source
         if spec is None:
-            unmatched.append(path)
-            continue
+            self._unmatched.append(path)
+            return
         if isinstance(spec, PartitionSpec):
             spec = spec_of_rank(spec, len(layer.shape))
         if isinstance(spec, ShardLargest):
             rule, who = spec, _named(path, leaf)
-            spec = rule.spec(layer, _mesh_sizes(rule, who, source, mesh))
+            spec = rule.spec(layer, _mesh_sizes(rule, who, source, self._mesh))
             if is_replicated(spec) and rule.shards(layer):
-                undivided[path] = leaf
+                self._undivided[path] = leaf
         elif source is _DEFAULT and is_replicated(spec) and not is_open(spec):
-            silent[path] = leaf
+            self._silent[path] = leaf
         target = leaf if source == _BOX else layer
-        complaint = spec_problem(spec, target.shape, mesh)
+        complaint = spec_problem(spec, target.shape, self._mesh)
         if complaint is not None:
             part = "" if target is leaf else f"for one layer, {describe(target)}, "
-            wrong.append(f"{_named(path, leaf)}: {part}{complaint} ({source})")
+            self._wrong.append(f"{_named(path, leaf)}: {part}{complaint} ({source})")
         elif target is not leaf and len(spec):
-            stacked, rest = {each.axis for each in axes[index]}, iter(spec)
+            of_layers, rest = {each.axis for each in stacked}, iter(spec)
             every = range(len(leaf.shape))
-            spec = PartitionSpec(*(None if i in stacked else next(rest) for i in every))
+            spec = PartitionSpec(
+                *(None if axis in of_layers else next(rest) for axis in every)
+            )
         if box is not None and not same_spec(spec, box):
             both = f"{spec_text(box)} by {_BOX}, {spec_text(spec)} by {source}"
-            conflicts.append(f"{_named(path, leaf)}: {both}")
-        leaf_specs.append(spec)
-    if conflicts:
-        lines = section("Rules and boxes disagree:", conflicts)
-        lines.append(
-            "Exclude these leaves from the rule, change it, or unbox the params. Where "
-            "layers are not sharded, logical_axes= has None for the name of their axis."
-        )
-        raise ShardingError("\n".join(lines))
-    if unmatched:
-        arrays = plural(sum(map(is_array, view.leaves)), "array")
-        verb = "has" if len(unmatched) == 1 else "have"
-        raise UnmatchedPathError(
-            f"{len(unmatched):,} of {arrays} {verb} no rule, and no names in a box: "
-            f"{listing(unmatched)}.\nAdd a rule for them, end the rules with "
-            '("**", P()), or pass default=<spec>.',
-            paths=unmatched,
-        )
-    if wrong:
-        raise ShardingError(_wrong_message(wrong, mesh))
-    return leaf_specs, "\n".join(_silent_lines(silent, undivided))
+            self._conflicts.append(f"{_named(path, leaf)}: {both}")
+        self.specs.append(spec)
+
+    def require_fit(self, view: TreeView) -> None:
+        """Raise if rules and boxes disagree, a leaf has no spec, or one does not fit.
+
+        Raises:
+            ShardingError, UnmatchedPathError: it names all leaves of one kind.
+        """
+        if self._conflicts:
+            lines = section("Rules and boxes disagree:", self._conflicts)
+            lines.append(
+                "Exclude these leaves from the rule, change it, or unbox the params. "
+                "Where layers are not sharded, logical_axes= has None for the name of "
+                "their axis."
+            )
+            raise ShardingError("\n".join(lines))
+        if self._unmatched:
+            arrays = plural(sum(map(is_array, view.leaves)), "array")
+            verb = "has" if len(self._unmatched) == 1 else "have"
+            raise UnmatchedPathError(
+                f"{len(self._unmatched):,} of {arrays} {verb} no rule, and no names in "
+                f"a box: {listing(self._unmatched)}.\nAdd a rule for them, end the "
+                'rules with ("**", P()), or pass default=<spec>.',
+                paths=self._unmatched,
+            )
+        if self._wrong:
+            raise ShardingError(_wrong_message(self._wrong, self._mesh))
+
+    def silent_lines(self) -> Iterator[str]:
+        """Say which leaves every device holds although no rule says so, by reason."""
+        if self._silent:
+            yield (
+                f"No rule matches {_counted(self._silent)}, of which the default puts "
+                f"a copy on every device: {listing(self._silent)}. Give them a rule; "
+                'to say that this is intended, end with "**": P().'
+            )
+        if self._undivided:
+            yield (
+                f"The mesh divides no axis of {_counted(self._undivided)}, so "
+                "shard_largest puts a copy on every device: "
+                f"{listing(self._undivided)}. Pad an axis, or name fewer mesh axes; to "
+                "say that this is intended, give them a rule with P()."
+            )
 
 
 def _unruled(leaf: Any, box: PartitionSpec | None, default: _Spec | None) -> _Choice:
@@ -231,24 +295,6 @@ def _wrong_message(wrong: Sequence[str], mesh: Mesh | AbstractMesh | None) -> st
         "for the\nfirst axis of any array, or P() for a copy on every device."
     )
     return "\n".join([*lines, f"The mesh has {axes}."] if axes else lines)
-
-
-def _silent_lines(
-    silent: Mapping[str, Any], undivided: Mapping[str, Any]
-) -> Iterator[str]:
-    """Say which leaves every device holds although no rule says so, by reason."""
-    if silent:
-        yield (
-            f"No rule matches {_counted(silent)}, of which the default puts a copy on "
-            f"every device: {listing(silent)}. Give them a rule; to say that this is "
-            'intended, end with "**": P().'
-        )
-    if undivided:
-        yield (
-            f"The mesh divides no axis of {_counted(undivided)}, so shard_largest puts "
-            f"a copy on every device: {listing(undivided)}. Pad an axis, or name fewer "
-            "mesh axes; to say that this is intended, give them a rule with P()."
-        )
 
 
 def _counted(leaves: Mapping[str, Any]) -> str:
