@@ -338,61 +338,24 @@ def convert_checkpoint(
             folder = folder.parent
         rest = other_files(like, folder, Path(destination))
     if sources.names_function(source) and not migrations and not needs_arrays:
-        tree = sources.read_tree(source, decode=decode)
-        forms = map(stored_form, view_tree(tree).leaves)
-        num_leaves = sum(stored is not None for stored in forms)
-        if not dry_run:
-            save_load.save(destination, tree)
+        num_leaves = _write_shapes(source, destination, decode=decode, dry_run=dry_run)
     else:
-        stored = sources.read_checkpoint(source, decode=decode)
-        if needs_arrays:
-            stored.require_arrays()
-        if like is not None and not decode and may_be_quantized(stored):
-            raise options.Failure(
-                "--like copies a config.json for plain weights, and --no-decode writes "
-                "codes and scales. Leave one of the two out."
-            )
-        likes = original = table = None
-        if target is not None:
-            fitted = sources.read_source(target, decode=decode)
-            likes = fitted.tree
-            if fitted.stored is not None and fitted.stored.format != "schema":
-                original = fitted.stored  # a schema has no arrays
-        written = stored.leaves
-        if migrations:
-            file, table, plan = fitting_migration(
-                migrations, stored, likes, (like, source), reverse=reverse
-            )
-            _print_migration(file if len(migrations) > 1 else None, table, plan)
-            written = plan.result
-            if dry_run:
-                printing.print_lines("\n".join(map(printable, str(plan).splitlines())))
+        conversion = _planned(
+            source,
+            migrations,
+            target,
+            like,
+            needs_arrays=needs_arrays,
+            reverse=reverse,
+            decode=decode,
+        )
         if not dry_run:
-            sizes = {path: size_bytes(leaf) for path, leaf in written.items()}
-            whole, read_bytes = sum(sizes.values()), 0
-
-            def read(path: str) -> None:
-                nonlocal read_bytes
-                read_bytes += sizes.get(path, 0)
-
-            with printing.bar(
-                f"Writing {destination}", whole, lambda: read_bytes
-            ) as shown:
-                save_load.copy(
-                    source,
-                    destination,
-                    migration=table,
-                    target=likes,
-                    original=original,
-                    max_shard_bytes=max_shard_bytes,
-                    decode=decode,
-                    progress=read,
-                    written=lambda size: printing.move(shown, size),
-                )
-                printing.move(shown, whole)
-        num_leaves = len(written)
-        if rest is not None:
-            rest = rest.for_plain_weights(written)
+            _write(conversion, source, destination, max_shard_bytes, decode=decode)
+        elif conversion.plan is not None:
+            lines = map(printable, str(conversion.plan).splitlines())
+            printing.print_lines("\n".join(lines))
+        num_leaves = len(conversion.written)
+        rest = rest and rest.for_plain_weights(conversion.written)
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
     if rest is not None and like is not None:
@@ -400,6 +363,103 @@ def convert_checkpoint(
             copy_files(rest, folder)
         for line in rest.lines(like, "Would copy" if dry_run else "Copied"):
             click.echo(printable(line))
+
+
+def _write_shapes(source: str, destination: str, *, decode: bool, dry_run: bool) -> int:
+    """Write the schema of a tree in code; return how many leaves it has."""
+    tree = sources.read_tree(source, decode=decode)
+    if not dry_run:
+        save_load.save(destination, tree)
+    return sum(stored_form(leaf) is not None for leaf in view_tree(tree).leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Conversion:
+    """What is read, and what becomes of it.
+
+    Attributes:
+        stored: the checkpoint.
+        target: abstract tree that the result should fit; None without one.
+        original: the checkpoint that the target is, which fills what rows do not.
+        table: None if all stays as it is.
+        plan: of the table.
+    """
+
+    stored: Stored
+    target: Any
+    original: Stored | None
+    table: Migration | None
+    plan: MigrationPlan | None
+
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """The leaves that are written, abstract."""
+        return self.stored.leaves if self.plan is None else self.plan.result
+
+
+def _planned(
+    source: str,
+    migrations: Sequence[str],
+    target: str | None,
+    like: str | None,
+    *,
+    needs_arrays: bool,
+    reverse: bool,
+    decode: bool,
+) -> _Conversion:
+    """Read a checkpoint without its arrays, and plan what becomes of it."""
+    stored = sources.read_checkpoint(source, decode=decode)
+    if needs_arrays:
+        stored.require_arrays()
+    if like is not None and not decode and may_be_quantized(stored):
+        raise options.Failure(
+            "--like copies a config.json for plain weights, and --no-decode writes "
+            "codes and scales. Leave one of the two out."
+        )
+    likes = original = table = plan = None
+    if target is not None:
+        fitted = sources.read_source(target, decode=decode)
+        likes = fitted.tree
+        if fitted.stored is not None and fitted.stored.format != "schema":
+            original = fitted.stored  # a schema has no arrays
+    if migrations:
+        file, table, plan = fitting_migration(
+            migrations, stored, likes, (like, source), reverse=reverse
+        )
+        _print_migration(file if len(migrations) > 1 else None, table, plan)
+    return _Conversion(stored, likes, original, table, plan)
+
+
+def _write(
+    conversion: _Conversion,
+    source: str,
+    destination: str,
+    max_shard_bytes: int | None,
+    *,
+    decode: bool,
+) -> None:
+    """Write what becomes of a checkpoint, with a bar of the bytes."""
+    written = conversion.written
+    sizes = {path: size_bytes(leaf) for path, leaf in written.items()}
+    whole, read_bytes = sum(sizes.values()), 0
+
+    def read(path: str) -> None:
+        nonlocal read_bytes
+        read_bytes += sizes.get(path, 0)
+
+    with printing.bar(f"Writing {destination}", whole, lambda: read_bytes) as shown:
+        save_load.copy(
+            source,
+            destination,
+            migration=conversion.table,
+            target=conversion.target,
+            original=conversion.original,
+            max_shard_bytes=max_shard_bytes,
+            decode=decode,
+            progress=read,
+            written=lambda size: printing.move(shown, size),
+        )
+        printing.move(shown, whole)
 
 
 def _print_migration(file: str | None, table: Migration, plan: MigrationPlan) -> None:
