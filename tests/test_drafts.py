@@ -403,6 +403,69 @@ def test_one_number_may_become_two(path, is_back, with_values):
         assert {*draft.pairs} == {*draft.doubtful} == {*source}
 
 
+def test_parts_of_a_layer_may_be_in_one_array_of_the_layers_with_its_place_in_blocks():
+    """As MaxText scans Qwen3.5: blocks are an axis, two maps of a layer one kernel."""
+    names = [(n, part) for n in range(6) for part in "ba"]
+    source = float32({f"h.{n}.in_{part}.w": np.zeros((7, 5)) for n, part in names})
+    both = [
+        np.concatenate([source[f"h.{n}.in_{part}.w"].T for part in "ba"], 1)
+        for n in range(6)
+    ]
+    target = {f"h/layer_{i}/in_ba": np.stack(both[i::2], 1) for i in (0, 1)}
+    draft = ta.draft_migration(source, target)
+    assert [row.text for row in draft.migration.rows] == [
+        "h.{(b i)}.in_{p=b,a}.w : o e"
+    ]
+    moves_alike(draft.migration, source, target)
+
+
+def test_words_may_be_places_in_blocks_of_layers_that_are_scaled():
+    """As MaxText scans Gemma 2: layers of two kinds, queries divided by a root."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for first, kind in enumerate(("local", "global")):
+            numbers = range(first, len(leaves) // 2, 2)
+            made[f"h/{kind}/up"] = np.stack(
+                [leaves[f"h.{n}.up.w"].T for n in numbers], 1
+            )
+            queries = [leaves[f"h.{n}.q.w"].T.reshape(11, 3, 7) for n in numbers]
+            made[f"h/{kind}/q"] = np.stack(queries, 1) * np.float32(7**-0.5)
+        return made
+
+    shapes = {f"h.{n}.up.w": (13, 11) for n in range(6)}
+    source = float32(shapes_of(shapes | {f"h.{n}.q.w": (21, 11) for n in range(6)}))
+    draft = ta.draft_migration(source, convert=convert)
+    assert [row.text for row in draft.migration.rows] == [
+        "h.{(b i)}.up.w : o a",
+        "h.{(b i)}.q.w : (h d) e",
+    ]
+    moves_alike(draft.migration, source, convert(source))
+
+
+def test_words_that_nothing_else_has_in_their_place_are_not_listed():
+    parts = "in", "x", "dt", "out"
+    source = float32(
+        {f"h.{n}.{p}_proj.w": np.zeros((7, 5)) for n in "012" for p in parts}
+    )
+    source["norm.scale"] = np.ones(5, "float32")
+    draft = ta.draft_migration(
+        source, {path.replace(".", "/"): leaf for path, leaf in source.items()}
+    )
+    assert "h.{l}.{p}_proj.w" in {
+        row.text.partition(" :")[0] for row in draft.migration.rows
+    }
+
+
+def test_random_streams_are_no_leaves_of_a_draft():
+    """As of ``nnx.Rngs``: a typed key, and the count next to it."""
+    source = float32({"w": np.zeros((7, 5))})
+    rngs = {"key": jax.random.key(0), "count": np.uint32(3)}
+    draft = ta.draft_migration(source | {"rngs": rngs}, {"kernel": source["w"].T})
+    assert not draft.unexpected
+    assert draft.pairs == {"w": ("kernel",)}
+
+
 def test_scalars_of_several_names_are_one_array():
     source = {"q.scale": np.float32(0.3), "k.scale": np.float32(0.7)}
     target = {"scales": np.float32([0.3, 0.7])}
@@ -479,6 +542,7 @@ def test_arrays_whose_names_are_only_numbers_have_the_rows_that_numbers_prove(is
     draft = ta.draft_migration(*pair)
     assert not draft.missing
     assert not draft.unexpected
+    assert len(draft.migration.tables) == 1
     moves_alike(draft.migration, *pair)
 
 
@@ -566,8 +630,10 @@ def test_the_only_layer_of_a_model_is_warned_of(with_values):
     sizes = (source, target) if with_values else (abstract(source), abstract(target))
     draft = ta.draft_migration(*sizes)
     assert draft.pairs["h.0.q.weight"] == ("h/q/kernel",)
-    (note,) = (note for note in draft.notes if "size 1" in note)
-    assert note.endswith("is `1` in the rows of 'h/q/kernel'.")
+    notes = [note.rpartition(" here, ")[2] for note in draft.notes if "size 1" in note]
+    assert notes == [
+        "as the layers of a model with one, is `1` in the rows of 'h/q/kernel'."
+    ]
 
 
 def test_large_leaves_are_looked_up_along_lines():

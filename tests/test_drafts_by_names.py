@@ -7,6 +7,7 @@ its table is run on the numbers, there and back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import treeadapt as ta
 
 Arrays = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
+OF_MODELS = Path(__file__).with_name("published")
 
 
 def numbers(shapes: Shapes) -> Arrays:
@@ -174,6 +176,24 @@ def test_names_and_shapes_give_the_table(name, is_back):
         (draft.migration.inverse(target, source), source),
     ):
         assert not ta.tree_diff(made, leaves, values=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_back"), [("keras-hub/vit", True), ("maxtext/deepseek_v3", False)]
+)
+def test_leaves_of_published_models_are_paired_as_those_next_to_them(name, is_back):
+    """A weight goes where its bias may go, and a node where its other leaves go."""
+    folder = OF_MODELS / name.partition("/")[2] / "1"
+    migration = ta.load_migration(name, config=folder)
+    plan = migration.plan(ta.read_metadata(folder / "model.schema.toml"))
+    wanted: dict[str, set[str]] = {}
+    for group in plan.groups:
+        ones, twos = [[*group.source_paths], [*group.filled]][:: -1 if is_back else 1]
+        for path in ones:
+            wanted.setdefault(path, set()).update(twos)
+    pair = abstract(plan.source), abstract(plan.result)
+    draft = ta.draft_migration(*pair[:: -1 if is_back else 1])
+    assert {path: {*draft.pairs.get(path, ())} for path in wanted} == wanted
 
 
 def test_axes_follow_rows_that_numbers_prove():

@@ -16,7 +16,6 @@ import test_drafted_marks as marked
 import test_drafts as drafts
 import test_drafts_by_names as by_names
 import test_drafts_stated as stated
-from oracles import test_converters as converters
 
 import treeadapt as ta
 
@@ -83,6 +82,18 @@ MECHANISMS = [
         lambda ones, twos: [(a, b) for a, _ in ones for b, _ in twos],
         by_names.test_names_and_shapes_give_the_table,
         ("stages are an axis", False),
+    ),
+    Mechanism(
+        "pairing._Assignment._of_modules",
+        lambda self, scores, words: dict(scores),
+        by_names.test_leaves_of_published_models_are_paired_as_those_next_to_them,
+        ("keras-hub/vit", True),
+    ),
+    Mechanism(
+        "pairing._Assignment._votes",
+        lambda self, by_values, names: dict.fromkeys(names, 0.0),
+        by_names.test_leaves_of_published_models_are_paired_as_those_next_to_them,
+        ("maxtext/deepseek_v3", False),
     ),
     Mechanism(
         "pairing._of_other_length",
@@ -190,14 +201,40 @@ MECHANISMS = [
     Mechanism(
         "evidence._of_one_word",
         nothing,
-        converters.test_a_table_is_read_off_a_converter,
-        ("maxtext/gemma2-scanned",),
+        drafts.test_words_may_be_places_in_blocks_of_layers_that_are_scaled,
     ),
     Mechanism(
         "values._rows_of_words",
         nothing,
-        converters.test_a_table_is_read_off_a_converter,
-        ("maxtext/gemma2-scanned",),
+        drafts.test_words_may_be_places_in_blocks_of_layers_that_are_scaled,
+    ),
+    Mechanism(
+        "values._rows_in_blocks",
+        nothing,
+        drafts.test_parts_of_a_layer_may_be_in_one_array_of_the_layers_with_its_place_in_blocks,
+    ),
+    Mechanism(
+        "evidence.Evidence.counted",
+        nothing,
+        drafts.test_arrays_whose_names_are_only_numbers_have_the_rows_that_numbers_prove,
+        (False,),
+    ),
+    Mechanism(
+        "evidence.Evidence._within",
+        nothing,
+        law.test_the_weights_of_a_sampler_are_drafted_from_values,
+        ("bfloat16",),
+    ),
+    Mechanism(
+        "finding._of_other_sizes",
+        nothing,
+        law.test_the_weights_of_a_sampler_are_drafted_from_values,
+        ("bfloat16",),
+    ),
+    Mechanism(
+        "inputs._without_streams",
+        dict,
+        drafts.test_random_streams_are_no_leaves_of_a_draft,
     ),
     # The table.
     Mechanism(
@@ -209,6 +246,22 @@ MECHANISMS = [
         "ordering._narrowed",
         lambda *_: None,
         drafts.test_a_number_that_would_match_too_much_becomes_a_list,
+    ),
+    Mechanism(
+        "finishing.rows_apart",
+        unchanged,
+        drafts.test_no_row_takes_a_leaf_without_a_partner,
+    ),
+    Mechanism(
+        "finishing._bare",
+        unchanged,
+        drafts.test_words_that_nothing_else_has_in_their_place_are_not_listed,
+    ),
+    Mechanism(
+        "finishing._size_notes",
+        nothing,
+        drafts.test_the_only_layer_of_a_model_is_warned_of,
+        (True,),
     ),
     Mechanism(
         "finishing._collapsed",
@@ -252,5 +305,5 @@ MECHANISMS = [
 def test_a_test_fails_without_a_mechanism_of_drafts(mechanism, monkeypatch, tmp_path):
     arguments = [tmp_path if each is FOLDER else each for each in mechanism.arguments]
     monkeypatch.setattr(f"{DRAFTS}.{mechanism.place}", mechanism.instead)
-    with pytest.raises((AssertionError, ta.MigrationError)):
+    with pytest.raises((AssertionError, TypeError, ta.MigrationError)):
         mechanism.test(*arguments)

@@ -103,7 +103,8 @@ def finished(
         for is_live in (True, False)
     )
     united = [_bare(row, source, target) for row in live]
-    texts, of_rows = written(_in_order(united), stated)
+    united.sort(key=lambda row: row.is_rest)
+    texts, of_rows = written(united, stated)
     texts = sorted(
         [*texts, *dropping(unread or (), source.leaves)],
         key=lambda each: each.row.is_rest,
@@ -298,32 +299,3 @@ def _bare(row: DraftRow, source: Side, target: Side) -> DraftRow:
         if {*takes} == {*row.source_paths} and {*gives} == {*row.target_paths}:
             row = tried
     return row
-
-
-def _in_order(rows: Sequence[DraftRow]) -> list[DraftRow]:
-    """Put rows for some numbers, ``{n+2}``, above those for any."""
-    special = [row for row in rows if _is_shifted(row)]
-    rows = sorted(rows, key=lambda row: row.is_rest)
-    ordered = [row for row in rows if not _is_shifted(row)]
-    if not special:
-        return ordered
-    texts, _ = written(ordered)
-    read = [text.read for text in texts]
-    places: dict[int, list[DraftRow]] = {}
-    for row in special:
-        path = row.source_paths[0]
-        takers = (n for n, other in enumerate(read) if other.takes(path))
-        places.setdefault(next(takers, len(ordered)), []).append(row)
-    return [
-        row
-        for place in range(len(ordered) + 1)
-        for row in (*places.get(place, ()), *ordered[place : place + 1])
-    ]
-
-
-def _is_shifted(row: DraftRow) -> bool:
-    return any(
-        isinstance(token, Hole) and token.shift
-        for p in row.sources
-        for token in p.tokens
-    )
