@@ -414,7 +414,7 @@ def test_parts_of_a_layer_may_be_in_one_array_of_the_layers_with_its_place_in_bl
     target = {f"h/layer_{i}/in_ba": np.stack(both[i::2], 1) for i in (0, 1)}
     draft = ta.draft_migration(source, target)
     assert [row.text for row in draft.migration.rows] == [
-        "h.{(b i)}.in_{p=b,a}.w : o e"
+        "h.{(b i)}.in_{p=b,a}.w : o a"
     ]
     moves_alike(draft.migration, source, target)
 

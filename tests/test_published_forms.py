@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path.append(str(REPOSITORY / ".ci" / "oracles"))
 from common import FOLDER, config_of, weights_of  # noqa: E402
 
+GEMMA4 = "model.language_model.layers"
 #: Layout, model type, and what older files also hold of its first layer.
 BUFFERS = [
     ("flax", "gpt2", ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
@@ -35,6 +36,11 @@ BUFFERS = [
     ("keras-hub", "qwen3_5", ["mtp.norm.weight", "mtp.layers.0.mlp.up_proj.weight"]),
     ("maxtext-unscanned", "qwen3_next", ["mtp.norm.weight"]),
     *(
+        ("maxtext-unscanned", f"gemma4_{size}", [f"{GEMMA4}.{layer}.self_attn.{name}"])
+        for size, layer in (("e2b", 34), ("e4b", 24))
+        for name in ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    ),
+    *(
         (layout, "llama", ["model.layers.0.self_attn.rotary_emb.inv_freq"])
         for layout in ("flax", "keras-hub", "maxtext", "maxtext-unscanned", "tunix")
     ),
@@ -42,8 +48,8 @@ BUFFERS = [
 
 
 def load_table(layout, model_type, config):
-    """Load a table by what the configuration says; that of openpi says no type."""
-    is_stated = layout != "openpi"
+    """Load a table by the type in its configuration, or by its name."""
+    is_stated = config_of(config).get("model_type") == model_type
     name = layout if is_stated else f"{layout}/{model_type}"
     return ta.load_migration(name, config=config)
 
@@ -52,7 +58,7 @@ def load_table(layout, model_type, config):
 def test_buffers_of_older_versions_are_dropped_by_name(layout, model_type, names):
     folder = FOLDER / model_type / "1"
     weights = weights_of(folder)
-    m = ta.load_migration(layout, config=folder)
+    m = load_table(layout, model_type, folder)
     more = {name: np.ones((1, 3), "f4") for name in names}
     without = {name: leaf for name, leaf in weights.items() if name not in more}
     assert not ta.tree_diff(m(weights | more), m(without), values=True)
@@ -150,6 +156,10 @@ ALWAYS = {
         ["gemma", "gemma2", "gemma3_text"],
         ("lm_head.weight", "model.embed_tokens.weight"),
     ),
+    **dict.fromkeys(
+        ["gemma4_e2b", "gemma4_e4b"],
+        ("lm_head.weight", "model.language_model.embed_tokens.weight"),
+    ),
 }
 
 
@@ -175,7 +185,7 @@ TIED = [t for t in TABLES if 'copy = "tie_word_embeddings"' in TABLES[t]]
 
 
 def embedding_of(model_type):
-    inner = "language_model." if model_type == "qwen3_5" else ""
+    inner = "language_model." if model_type in ("qwen3_5", "qwen3_vl") else ""
     return f"model.{inner}embed_tokens.weight"
 
 

@@ -46,8 +46,8 @@ def tiny(model_type, number):
 def test_a_table_makes_what_its_library_makes_and_leads_back(name, model_type, number):
     folder, digests = tiny(model_type, number), TABLES[name]["digests"]
     weights = weights_of(folder)
-    # A configuration of openpi names no model type.
-    is_stated = "model_type" in config_of(folder)
+    # One of openpi names no model type, and models of one type may have a table each.
+    is_stated = config_of(folder).get("model_type") == model_type
     m = ta.load_migration(name.partition("/")[0] if is_stated else name, config=folder)
     params = m(weights)
     assert digest(params) == digests[f"{model_type}-{number}"]

@@ -35,8 +35,11 @@ MODELS = {
     "qwen3": "qwen3-8b",
     "qwen3_moe": "qwen3-30b-a3b",
     "qwen3_next": "qwen3-next-80b-a3b",
+    "qwen3_vl": "qwen3-vl-2b",
     "mixtral": "mixtral-8x7b",
     "gemma2": "gemma2-2b",
+    "gemma4_e2b": "gemma4-e2b",
+    "gemma4_e4b": "gemma4-e4b",
     "gpt_oss": "gpt-oss-20b",
     "olmo3": "olmo3-7b",
     "deepseek_v3": "deepseek3-671b",
@@ -62,15 +65,36 @@ SIZES = {
     "gdn_num_value_heads": "linear_num_value_heads",
     "gdn_key_head_dim": "linear_key_head_dim",
     "gdn_value_head_dim": "linear_value_head_dim",
+    "hidden_size_per_layer_input": "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input": "vocab_size_per_layer_input",
+    "num_kv_shared_layers": "num_kv_shared_layers",
+    "use_double_wide_mlp": "use_double_wide_mlp",
 }
-#: In a scan of blocks of which each has a scan of its own.
-NO_TABLE = {("maxtext", "qwen3_next")}
+#: The same, of the configuration of a tower for images.
+OF_TOWER = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "depth",
+    "patch_size": "patch_size",
+    "temporal_patch_size": "temporal_patch_size",
+    "spatial_merge_size": "spatial_merge_size",
+    "out_hidden_size": "out_hidden_size",
+    "num_position_embeddings": "num_position_embeddings",
+    "deepstack_visual_indexes": "deepstack_visual_indexes",
+}
+#: The library keeps blocks of which each has a scan of its own, or scans no layer.
+NO_TABLE = {
+    ("maxtext", each) for each in ("qwen3_next", "qwen3_vl", "gemma4_e2b", "gemma4_e4b")
+}
 PADDED = {"gemma2": 128}  # rows that the library adds to the embedding
 
 
 def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) -> Any:
     """Return the library's configuration of a tiny model."""
     base = Path(maxtext.__file__).parent / "configs" / "base.yml"
+    tower = fields.get("vision_config", {})
+    fields = fields.get("text_config", fields)
     sizes = {name: fields.get(key) for name, key in SIZES.items()}
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     sizes["num_experts"] = next((fields[k] for k in experts if k in fields), None)
@@ -93,8 +117,18 @@ def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) 
         "attention": "dot_product",
         "weight_dtype": "float32",
         "enable_checkpointing": "false",
-        "use_multimodal": "false",
+        "use_multimodal": str(bool(tower)).lower(),
     }
+    if model_type.startswith(
+        "gemma4"
+    ):  # the towers of the small ones have no place in 0.2.5
+        (size,) = {each["head_dim"] for each in fields["per_layer_config"].values()}
+        options |= {"global_head_dim": size, "use_multimodal": "false"}
+    elif tower:
+        options |= {f"{name}_for_vit": tower[key] for name, key in OF_TOWER.items()}
+        options["image_size_for_vit"] = 4 * tower["patch_size"]
+        options["mrope_section"] = fields["rope_scaling"]["mrope_section"]
+        options["logits_via_embedding"] = "false"
     options |= {name: size for name, size in sizes.items() if size is not None}
     arguments = [f"{name}={value}" for name, value in options.items()]
     return pyconfig.initialize(["", str(base), *arguments])

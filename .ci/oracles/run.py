@@ -1,24 +1,29 @@
 """Runs the libraries that tables are compared with, and says which digest changed.
 
 An environment for each library, in ``.venv-oracles``; one that cannot be installed is
-skipped with a line. ``--write`` writes the digests into the tables instead. ::
+skipped with a line. ``--write`` writes the digests into the tables instead, and the
+day of that, which is on their cards. ::
 
     python .ci/oracles/run.py [--write] [library ...]
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TABLES = REPOSITORY / "treeadapt" / "migrations" / "tables"
+#: When each table was last compared.
+DAYS = TABLES / "compared.toml"
 #: Of arrays in codes and scales.
 QUANTIZED = REPOSITORY / "tests" / "quantized.toml"
 ENVIRONMENTS = REPOSITORY / ".venv-oracles"
@@ -158,6 +163,14 @@ def write(file: Path, new: dict[str, str]) -> None:
     file.write_text(f"{text[:start]}\n[digests]\n{_lines(new)}{text[start:]}", "utf-8")
 
 
+def write_day(tables: Iterable[str], day: str) -> None:
+    """Write on which day tables were compared with their libraries."""
+    comment, _, text = DAYS.read_text("utf-8").partition("[days]\n")
+    days = tomllib.loads(text) | dict.fromkeys(tables, day)
+    lines = (f'"{name}" = "{days[name]}"\n' for name in sorted(days))
+    DAYS.write_text(f"{comment}[days]\n{''.join(lines)}", "utf-8")
+
+
 def main(arguments: list[str]) -> int:
     """Compare, or write; return 1 if something differs."""
     names = [each for each in arguments if not each.startswith("-")] or [*LIBRARIES]
@@ -180,6 +193,7 @@ def main(arguments: list[str]) -> int:
                 continue
             if "--write" in arguments:
                 write(file, stored(file.read_text("utf-8")) | new)
+                write_day([table], datetime.date.today().isoformat())
                 continue
             old = stored(file.read_text("utf-8"))
             names_changed = [name for name in new if old.get(name) != new[name]]

@@ -187,6 +187,75 @@ QWEN35 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+QWEN3_VL = tuple(
+    {
+        "text_config": decoder({"head_dim": 8}, {"head_dim": 14}, rope_scaling=rope)[
+            place
+        ],
+        "vision_config": {
+            "depth": depth,
+            "hidden_size": heads * 8,
+            "intermediate_size": 34,
+            "num_heads": heads,
+            "out_hidden_size": DECODER[place]["hidden_size"],
+            "num_position_embeddings": 16,
+            "patch_size": patch,
+            "deepstack_visual_indexes": [*range(depth - 1)],
+        },
+        "tie_word_embeddings": False,
+    }
+    for place, (depth, heads, patch, rope) in enumerate(
+        (
+            (2, 3, 4, {"rope_type": "default", "mrope_section": [2, 1, 1]}),
+            (3, 2, 2, {"rope_type": "default", "mrope_section": [3, 2, 2]}),
+        )
+    )
+)
+
+
+def gemma4(every: int, shared: int) -> Any:
+    """Return two configurations in which one of so many layers sees all tokens.
+
+    Args:
+        every: one of so many.
+        shared: how many layers of the second model have no keys of their own.
+    """
+    sizes = ((every, 0, 16, 4, 1), (2 * every, shared, 64, 6, 2))
+    return tuple(
+        {
+            "text_config": decoder(
+                num_hidden_layers=layers,
+                layer_types=[
+                    "sliding_attention" if (layer + 1) % every else "full_attention"
+                    for layer in range(layers)
+                ],
+                global_head_dim=2 * size,
+                head_dim=size,
+                hidden_size=width,
+                num_attention_heads=4,
+                num_key_value_heads=heads,
+                num_kv_shared_layers=shared_layers,
+                use_double_wide_mlp=bool(shared_layers),
+                hidden_size_per_layer_input=9,
+                vocab_size_per_layer_input=37,
+                vocab_size=37,
+            )[0],
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 22,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "patch_size": 2,
+                "position_embedding_size": 12,
+            },
+            "audio_config": None,
+        }
+        for layers, shared_layers, width, size, heads in sizes
+    )
+
+
 WAV2VEC2 = tuple(
     {
         "num_hidden_layers": each["num_hidden_layers"],
@@ -207,6 +276,8 @@ WAV2VEC2 = tuple(
     for each, dims, groups in zip(ENCODER, ([8, 11], [7, 9, 12]), (2, 3), strict=True)
 )
 
+#: Models of one type that have a table each.
+SAME_TYPE = {"gemma4_e2b": "gemma4", "gemma4_e4b": "gemma4"}
 #: Class, and the two configurations.
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("LlamaForCausalLM", exact()),
@@ -433,7 +504,10 @@ MODELS: dict[str, tuple[str, Any]] = {
         ),
     ),
     "wav2vec2": ("Wav2Vec2ForCTC", WAV2VEC2),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", QWEN3_VL),
     # These need transformers 5.
+    "gemma4_e2b": ("Gemma4ForConditionalGeneration", gemma4(5, 4)),
+    "gemma4_e4b": ("Gemma4ForConditionalGeneration", gemma4(6, 3)),
     "qwen3_5": (
         "Qwen3_5ForConditionalGeneration",
         tuple(
@@ -484,7 +558,7 @@ def main(names: list[str]) -> None:
             folder = FOLDER / model_type / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             torch.manual_seed(number)
-            config = CONFIG_MAPPING[model_type](**fields)
+            config = CONFIG_MAPPING[SAME_TYPE.get(model_type, model_type)](**fields)
             model = getattr(transformers, class_name)(config)
             with tempfile.TemporaryDirectory() as written:
                 model.save_pretrained(written)

@@ -24,7 +24,7 @@ def card(table: PublishedTable) -> dict[str, list[str]]:
     rows = fields["rows"]
     made = {
         "about": [" ".join(_comment(table.file.read_text("utf-8")))],
-        "compared with": [_compared(table.oracle, fields.get("digests", {}))],
+        "compared with": [_compared(table, fields.get("digests", {}))],
         "model types": [", ".join(table.model_types)],
         "sizes, by config.json": [
             f"{name} = {' or '.join(_texts(keys))}"
@@ -62,11 +62,12 @@ def _comment(text: str) -> Iterator[str]:
         yield line.removeprefix("#").strip()
 
 
-def _compared(oracle: str, digests: Mapping[str, str]) -> str:
-    """Return with what a table was compared, and on how many models."""
+def _compared(table: PublishedTable, digests: Mapping[str, str]) -> str:
+    """Return with what a table was compared, on how many models, and when."""
     ways = sum(not name.endswith("-back") for name in digests)
     writer = ", and what it writes back" if len(digests) > ways else ""
-    return f"{oracle}: what it makes of {ways} tiny models{writer}"
+    day = f" ({table.compared_on})" if table.compared_on else ""
+    return f"{table.oracle}{day}: what it makes of {ways} tiny models{writer}"
 
 
 def _condition(copy: Any) -> str:

@@ -58,6 +58,15 @@ class PublishedTable(NamedTuple):
         text = self.file.read_bytes().replace(b"\r\n", b"\n")
         return hashlib.sha256(text).hexdigest()
 
+    @property
+    def compared_on(self) -> str:
+        """The day on which it was last compared with its library; empty if unknown.
+
+        It is not in the file of the table, whose hash others may state.
+        """
+        days: Any = resources.files(__package__) / "compared.toml"
+        return str(_TABLE.read(days)["days"].get(self.name, ""))
+
 
 @functools.cache
 def published() -> Mapping[str, Mapping[str, PublishedTable]]:
