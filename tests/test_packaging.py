@@ -181,6 +181,8 @@ def test_the_wheel_works_in_a_fresh_environment_outside_the_sources(built, tmp_p
     told = run(scripts / "treeadapt", *explain, cwd=tmp_path)
     assert "'a/b' gets 'train'" in told
     assert "tunix/qwen3 " in run(scripts / "treeadapt", "tables", "tunix", cwd=tmp_path)
+    card = run(scripts / "treeadapt", "tables", "tunix/qwen3", cwd=tmp_path)
+    assert "compared with" in card
 
 
 #: Uses every public name, and the command; in a new process, from ``sys.argv[1]``.
