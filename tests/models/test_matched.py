@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import needs_torch
-from tiny import transformers
+from test_flax import CASES
+from test_llama import OWN, SIZES, answer_of, migration_of
+from tiny import TOKENS, transformers
 
 import treeadapt as ta
 
@@ -286,3 +288,14 @@ def test_a_model_of_torch_is_matched_with_one_in_plain_jax() -> None:
     large = qwen_sides({**LLAMA, **TWINS["llama"].large})
     match = ta.match_models(*qwen_sides(LLAMA), more=large)
     assert_right(match, large)
+
+
+def test_the_table_of_our_own_llama_is_found_again() -> None:
+    """Its layers are in a scan, and its heads are an axis."""
+    config, target = CASES["llama-flax"].config(), OWN["Linen"].shapes(SIZES)
+    config._attn_implementation = "eager"
+    source, reference = in_torch("LlamaForCausalLM", config, {"input_ids": TOKENS})
+    sides = source, target, answer_of(OWN["Linen"]), reference
+    arrays, moved = assert_right(ta.match_models(*sides), sides)
+    wanted = migration_of("Linen")(arrays, target)
+    assert not ta.tree_diff(moved, wanted, values=True)
