@@ -70,6 +70,7 @@ LIBRARIES = {
             "kagglehub",
             "gcsfs",
             "omegaconf",
+            "sentencepiece",
         ],
     ),
 }
