@@ -9,6 +9,7 @@ import json
 import jax
 import jax.numpy as jnp
 import matched
+import matched_layouts
 import numpy as np
 import pytest
 from matched import (
@@ -118,7 +119,7 @@ def test_deep_models_of_equal_layers_take_no_more_calls_than_shallow_ones():
     assert_found(residual(30), many)
     assert many.evaluations <= few.evaluations + 10
     small, deep = (
-        decoder(Decoder(layers=n)).match(limit=400).evaluations for n in (2, 5)
+        decoder(Decoder(layers=n)).match(limit=900).evaluations for n in (2, 5)
     )
     assert deep <= small + 10
 
@@ -399,6 +400,11 @@ ALIKE = {
     "padded encoder": lambda: encoder(Encoder(padding=5)),
     "norms first": lambda: encoder(Encoder(post=False)),
     "recurrent": recurrent,
+    "experts": matched_layouts.experts,
+    "grouped": matched_layouts.grouped,
+    "gated": lambda: matched_layouts.gated("rzn"),
+    "blocks": matched_layouts.blocks,
+    "convolutions": matched_layouts.convolutions,
     **{
         make.__name__: lambda make=make: matched.of_table(make)
         for make in MODELS

@@ -10,7 +10,7 @@ import time
 
 import jax
 import pytest
-from matched import Decoder, Encoder, Pair, decoder, encoder
+from matched import Decoder, Encoder, Pair, decoder, elsewhere, encoder
 from matched_layouts import blocks, convolutions, experts
 from sizes import slow_but
 
@@ -30,6 +30,7 @@ def of_encoder(**changed: object) -> Pair:
     return encoder(Encoder(), dataclasses.replace(Encoder(), **changed))
 
 
+ELSEWHERE = dict(elsewhere())
 EPSILON, ACTIVATION = "Typical of an epsilon", "activation"
 SCORES, MASKS, NORMS = "scores of attention", "Typical of masks", "compare the norms"
 KIND, SCALE, POSITIONS = "GELU by erf", "times as much", "rotary embeddings"
@@ -51,6 +52,7 @@ DIFFERENT = {
     "clip": (lambda: of_decoder(clip=0.1), ["down", "clip"]),
     "residual": (lambda: of_decoder(residual=0.7), ["factors of what is added"]),
     "router": (lambda: experts(renormalised=False), ["experts"]),
+    "shift of the answers": (lambda: ELSEWHERE["a shift of the answers"], [NORMS]),
     "no bias": (lambda: blocks(bias=False), ["may be missing", "down.bias"]),
 }
 
@@ -81,3 +83,11 @@ def test_the_report_says_why_no_more_was_tried():
     found = blocks(post=True).match()
     assert any("no more is to be learned after" in why for why in found.why)
     assert found.evaluations < 3_000
+
+
+@pytest.mark.slow
+def test_what_differs_is_said_within_a_small_limit():
+    found = of_decoder(cap=2.0).match(limit=1_200)
+    assert found.evaluations <= 1_200
+    assert "soft cap" in found.why[0]
+    assert any("limit" in why for why in found.why)

@@ -66,29 +66,35 @@ def _where_smaller(seen: Influences) -> str:
         large = [each for each in steps if each > LEAST]
         grows = all(two > _GROWS * one for one, two in itertools.pairwise(large))
         is_much = steps[-1] >= _MUCH * max(steps[1], LEAST)
-        if grows and is_much and len(large) > 1:
+        if grows and is_much and len(large) > 1 and _divides(seen, (), (), kinds):
             by = f"by {steps[1]:.1g} at usual size, by {steps[-1]:.1g} at a 20th"
             return _EPSILON.format(name, f": {by}")
     divisors = _divisors(seen)
     return _EPSILON.format(f"{_names(divisors)} is", "") if divisors else ""
 
 
-def _divisors(seen: Influences) -> Unit:
-    """Return vectors that are the smaller, the more the models differ: variances.
+def _divides(seen: Influences, old: Unit, new: Unit, kinds: Sequence[str] = ()) -> bool:
+    """Return whether the models differ the more, the smaller leaves are.
 
-    Not relative to the answers, in which any large vector that is added hides it.
+    Not relative to the answers: what is added to them, on one side only or as a large
+    vector on both, would look alike.
     """
+    large, usual, small = (
+        np.linalg.norm(
+            flat_of(seen.new.answers(new, size, **dict.fromkeys(kinds, size)))
+            - flat_of(seen.old.answers(old, size, **dict.fromkeys(kinds, size)))
+        )
+        for size in (4.0, 1.0, 0.25)
+    )
+    most = _DIVIDES * usual
+    return bool(small > most and (usual > _DIVIDES * large or bool(kinds)))
+
+
+def _divisors(seen: Influences) -> Unit:
+    """Return vectors that are the smaller, the more the models differ: variances."""
     for old, new in itertools.product(seen.old.vectors(), seen.new.vectors()):
-        if seen.are_like(old, new):
-            large, usual, small = (
-                np.linalg.norm(
-                    flat_of(seen.new.answers(new, size))
-                    - flat_of(seen.old.answers(old, size))
-                )
-                for size in (4.0, 1.0, 0.25)
-            )
-            if usual > _DIVIDES * large and small > _DIVIDES * usual:
-                return old
+        if seen.are_like(old, new) and _divides(seen, old, new):
+            return old
     return ()
 
 
@@ -138,7 +144,8 @@ def _by_size(seen: Influences, carrier: Carrier) -> str:
     if seen.agree_small(carrier):
         return (
             "Where numbers are small the two agree: typical of GELU by erf "
-            "(PyTorch) or by tanh (JAX), of a clip, a cap or the value of a mask"
+            "(PyTorch) or by tanh (JAX), of GELU and SiLU, a clip, a cap or the value "
+            "of a mask"
         )
     if not carrier.lost:
         return (

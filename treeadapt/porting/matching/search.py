@@ -50,6 +50,7 @@ from treeadapt.porting.matching.sides import (
 from treeadapt.text.names import plural
 
 _MOST_CUTS = 24
+_RESERVE = 400  # evaluations that are left to see what the models differ in
 _MOST_LOOKED_AT = 6  # cuts with which it is seen what the models differ in
 _AS_NEAR = 10  # times the least difference of blind answers, that is as little
 _MOST_CHANGED = 4  # cuts for which numbers plus one are looked for
@@ -108,6 +109,7 @@ class Search:
         why: where it stopped.
         dead_ends: what it stumbled over on the way.
         differences: what the models differ in, as far as it was seen.
+        cuts: those with which that is looked for.
         nearest: what pairs everything, but with other answers.
         unused: leaves of the source without influence.
         kept: leaves of the target without influence.
@@ -120,26 +122,36 @@ class Search:
     why: list[str] = dataclasses.field(default_factory=list)
     dead_ends: list[str] = dataclasses.field(default_factory=list)
     differences: tuple[str, ...] = ()
+    cuts: Sequence[Cut] = ()
     nearest: Found | None = None
     unused: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
     def found(self) -> Found | None:
         """Return what answers right; None if nothing does, or no evaluation is left."""
+        reserve = min(_RESERVE, self.models.left // 3)
+        self.models.left -= reserve
         try:
-            found = self._over_all()
-            if found is None and self.nearest is None and self._leave_out():
-                self.why.clear()
-                found = self._over_all()
-            if found is None and self.nearest is not None:
-                self.why.append(self.nearest.verdict.text(self.tolerance))
-                self._look_at_nearest(self.nearest)
+            return self._found()
         except LimitError:
             self.why.append(
-                f"the limit of evaluations is reached, {self.models.evaluations:,}: "
-                "limit= allows for more"
+                "the limit of evaluations is reached: limit= allows for more"
             )
-            return None
+        finally:
+            self.models.left += reserve
+        with contextlib.suppress(LimitError):
+            if self.cuts and not self.differences:
+                self._look_at(self.cuts)
+        return None
+
+    def _found(self) -> Found | None:
+        found = self._over_all()
+        if found is None and self.nearest is None and self._leave_out():
+            self.why.clear()
+            found = self._over_all()
+        if found is None and self.nearest is not None:
+            self.why.append(self.nearest.verdict.text(self.tolerance))
+            self._look_at_nearest(self.nearest)
         return found
 
     def _over_all(self) -> Found | None:
@@ -150,12 +162,13 @@ class Search:
         self.likeliest: list[Cut] = []
         shapes = self.models.old.shapes, self.models.new.shapes
         every: list[Cut] = list(itertools.islice(cuts(*shapes), _MOST_CUTS))
+        self.cuts = every[:_MOST_LOOKED_AT]
         if not every:
             self.why.append(why_uneven(*shapes))
         found = self._first_of(self._over(cut, {}, TIERS[:2]) for cut in every)
         if not every or found is not None or self.nearest is not None:
             return found
-        self._look_at(every[:_MOST_LOOKED_AT])
+        self._look_at(self.cuts)
         found = self._first_of(
             itertools.chain(
                 (
