@@ -337,6 +337,20 @@ def test_a_number_that_is_a_name_is_not_taken_every_second_time():
     assert not draft.missing
 
 
+@pytest.mark.parametrize("numbers", [(0, 3), (0, 4, 8), (1, 4), (0, 3, 7)])
+def test_numbers_of_a_sequential_are_a_list(numbers):
+    random = np.random.default_rng(0)
+    source = {
+        f"features.{n}.weight": random.normal(size=(5, 7)).astype("float32")
+        for n in numbers
+    }
+    target = {f"k{i}/w": x for i, x in enumerate(source.values())}
+    draft = ta.draft_migration(source, target)
+    (row,) = draft.migration.rows
+    texts = ",".join(map(str, numbers)), ",".join(map(str, range(len(numbers))))
+    assert row.typed() == (f"features.{{p={texts[0]}}}.weight", f"k{{p={texts[1]}}}/w")
+
+
 def test_layers_of_zeros_are_taken_as_their_neighbours_are():
     source = float32({path: np.zeros(shape) for path, shape in LAYERS.items()})
     source |= {path: np.zeros_like(x) for path, x in source.items() if path[-1] == "b"}

@@ -307,6 +307,10 @@ def _with_blocks(row: DraftRow, side: int, place: int, size: int) -> DraftRow | 
             return None
         inner.update(holes[1].atoms)
         hole = Hole((*holes[0].atoms, *holes[1].atoms))
+        # 0 and 3 are the first of the first two and the second of the second two:
+        # numbers of blocks that are those within them do not count through.
+        if len({*hole.atoms}) < len(hole.atoms):
+            return None
         return address.with_tokens(start, start + 2, hole)
 
     new = written_back(row, side, joined)
