@@ -7,6 +7,7 @@ its table on arrays of other sizes. The tables of ``docs/examples/migrations`` a
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -349,6 +350,40 @@ def test_numbers_of_a_sequential_are_a_list(numbers):
     (row,) = draft.migration.rows
     texts = ",".join(map(str, numbers)), ",".join(map(str, range(len(numbers))))
     assert row.typed() == (f"features.{{p={texts[0]}}}.weight", f"k{{p={texts[1]}}}/w")
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize(
+    ("old", "new"), [((1, 2), (3, 2)), ((0, 1), (5, 2)), ((0, 1, 4), (5, 2, 3))]
+)
+def test_numbers_in_an_order_that_no_take_says_are_a_marked_list(blocks, old, new):
+    random = np.random.default_rng(0)
+    source, target = {}, {}
+    for block, (one, two) in itertools.product(
+        range(blocks), zip(old, new, strict=True)
+    ):
+        norm = random.normal(size=7).astype("float32")
+        source[f"dec.{block}.layer.{one}.w"] = norm
+        target[f"k{block}/n{two}"] = norm
+    draft = ta.draft_migration(source, target)
+    assert not ta.tree_diff(draft.migration(source, target), target, values=True)
+    (row,) = draft.migration.rows
+    assert f"{{p={','.join(map(str, old))}}}" in row.text
+    assert row.notes.check == "order"
+
+
+def test_numbers_of_a_list_and_of_an_axis_have_one_row():
+    random = np.random.default_rng(0)
+    source = {
+        f"dec.{block}.layer.{n}.w": random.normal(size=7).astype("float32")
+        for block, n in itertools.product(range(2), (1, 2))
+    }
+    target = {
+        f"n{two}": np.stack([source[f"dec.{block}.layer.{one}.w"] for block in (0, 1)])
+        for one, two in ((1, 3), (2, 2))
+    }
+    (row,) = ta.draft_migration(source, target).migration.rows
+    assert row.notes.check
 
 
 def test_layers_of_zeros_are_taken_as_their_neighbours_are():

@@ -13,12 +13,9 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from treeadapt.migrations.chain import roots_of
 from treeadapt.porting.drafts.links import (
     Components,
     Link,
@@ -27,15 +24,14 @@ from treeadapt.porting.drafts.links import (
     templates_of,
     written_back,
 )
-from treeadapt.porting.drafts.mixed_radix import fit_map
-from treeadapt.porting.drafts.parts import Pattern, Variant, row_of_parts
+from treeadapt.porting.drafts.parts import Pattern
+from treeadapt.porting.drafts.pools import Counts, Pool, components_of
 from treeadapt.porting.drafts.rows import (
     DraftAddress,
     DraftRow,
     Hole,
     Tokens,
     is_count,
-    template_of,
     windowed,
 )
 from treeadapt.porting.drafts.segments import (
@@ -43,21 +39,10 @@ from treeadapt.porting.drafts.segments import (
     cuts_of_pool,
     with_whole_leaves,
 )
-from treeadapt.porting.drafts.taken import (
-    SelectedOf,
-    ordered_in,
-    selected_of,
-    taken_links,
-    with_takes,
-)
 
-_MAX_NUMBER = 10**6
 _MOST_LAYERS = 64  # of a block
 _MOST_NAMES = 8  # numbers at one place of a path that may be words
 
-
-#: How many leaves the source, and the target, have of each template.
-Counts: TypeAlias = tuple[Counter[Pattern], Counter[Pattern]]
 
 #: A number of paths of a side, by what is before it, and how many values a block has.
 Blocks: TypeAlias = tuple[int, Pattern, int]
@@ -91,7 +76,7 @@ def rows_of_counted_names(
     """Return rows in which numbers are names, of arrays that are only counted.
 
     As of parameters of a list: ``t7`` and ``t9`` are one array, as ``t8`` and ``t10``
-    are another one.
+    are another one; or of two norms, of which ``1`` is ``3``, and ``2`` is ``2``.
 
     Args:
         sources: all leaves of the source.
@@ -101,10 +86,49 @@ def rows_of_counted_names(
     counts = _counted(sources, targets)
     rows: list[DraftRow] = []
     for pool in _pools(links).values():
+        alone: list[DraftRow] = []
         if len(pool) <= _MOST_NAMES:
             every = [_rows_with_a_name([each], counts, in_order=True) for each in pool]
-            rows += [row for of_one in every for row in of_one or () if all(every)]
+            alone = [row for of_one in every for row in of_one or () if all(every)]
+        rows += alone or _rows_of_other_numbers(pool, counts)
     return rows
+
+
+def _rows_of_other_numbers(pool: Components, counts: Counts) -> list[DraftRow]:
+    """Return the rows if each value of a number is one of a number of the other path.
+
+    They list what no ``take`` says, because the numbers of one side do not count.
+    """
+    links = [*itertools.chain(*pool)]
+    if len({templates_of(link) for link in links}) > 1:
+        return []
+    first = links[0].ends
+    for places in itertools.product(*(range(len(leaf.numbers)) for leaf in first)):
+        pairs = {
+            tuple(leaf.numbers[i] for leaf, i in zip(link.ends, places, strict=True))
+            for link in links
+        }
+        olds, news = ({*numbers} for numbers in zip(*pairs, strict=True))
+        is_one_to_one = len(pairs) == len(olds) == len(news)
+        is_same = all(old == new for old, new in pairs)
+        can_take = _count(olds) and max(news) - min(news) < len(news)
+        if (
+            not 1 < len(pairs) <= _MOST_NAMES
+            or not is_one_to_one
+            or is_same
+            or can_take
+        ):
+            continue
+        named = pool
+        for side, (leaf, place) in enumerate(zip(first, places, strict=True)):
+            own = functools.partial(_named, template=leaf.template, place=place)
+            named = reread(named, side, own)
+        parts = _pools(itertools.chain(*named)).values()
+        every = [Pool(part, counts).rows() for part in parts]
+        if all(every):
+            note = "these numbers were seen at this size alone"
+            return [row.marked("order", note) for rows in every for row in rows or ()]
+    return []
 
 
 def rows_of_orders(
@@ -127,7 +151,7 @@ def rows_of_orders(
         for template, every in alike.items()
     }
     counts = _counted(sources, targets)
-    pools = [_Pool(pool, counts, numbers) for pool in _pools(links).values()]
+    pools = [Pool(pool, counts, numbers) for pool in _pools(links).values()]
     return [row for pool in pools for row in pool.rows() or ()]
 
 
@@ -148,7 +172,7 @@ def _counted(
 def _pools(links: Iterable[Link]) -> dict[object, list[list[Link]]]:
     """Return links that hang together, by the templates of both of their ends."""
     pools: dict[object, list[list[Link]]] = {}
-    for component in _components(links):
+    for component in components_of(links):
         ends = {end for link in component for end in enumerate(templates_of(link))}
         pools.setdefault(frozenset(ends), []).append(component)
     return pools
@@ -239,7 +263,7 @@ def _rows_in_blocks(pool: Components, counts: Counts) -> list[DraftRow]:
             if not 0 <= max(inner) < size or max(outer) < size:
                 continue
             split = functools.partial(_in_block, place=place, size=size)
-            rows = _Pool(reread(pool, side, split), counts).rows() or []
+            rows = Pool(reread(pool, side, split), counts).rows() or []
             joined = [_with_blocks(row, side, place, size) for row in rows]
             if rows and all(joined):
                 return [row for row in joined if row]
@@ -270,7 +294,7 @@ def blocks_of_links(
                 most = max(leaf.numbers[place] for leaf in leaves)
                 for size in range(2, min(most, _MOST_LAYERS) + 1):
                     split = functools.partial(_in_block, place=place, size=size)
-                    if _Pool(reread(pool, side, split), counts).rows():
+                    if Pool(reread(pool, side, split), counts).rows():
                         templates = {leaf.template for leaf in leaves}
                         found.update((side, _above(t, place), size) for t in templates)
                         break
@@ -325,7 +349,7 @@ def _rows_of_segments(pool: Components, counts: Counts) -> list[DraftRow]:
     for side in (0, 1):
         if cuts := cuts_of_pool(pool, side):
             segments = cut_pool(pool, side, cuts)
-            rows = _Pool(segments, counts).rows() or _rows_in_blocks(segments, counts)
+            rows = Pool(segments, counts).rows() or _rows_in_blocks(segments, counts)
             every = [with_whole_leaves(row, side) for row in rows]
             if rows and all(every):
                 return [row for row in every if row]
@@ -334,7 +358,7 @@ def _rows_of_segments(pool: Components, counts: Counts) -> list[DraftRow]:
 
 def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
     """Return the rows of components whose paths are alike but for numbers."""
-    rows = _Pool(pool, counts).rows()
+    rows = Pool(pool, counts).rows()
     if rows is not None:
         return rows
     named = _rows_with_a_name(pool, counts)
@@ -351,7 +375,7 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
     if len(shapes) == 1:
         return []
     parts = (
-        _Pool(part, counts).rows() or _rows_with_a_name(part, counts)
+        Pool(part, counts).rows() or _rows_with_a_name(part, counts)
         for part in shapes.values()
     )
     return [row for part in parts for row in part or ()]
@@ -377,7 +401,7 @@ def _rows_with_a_name(
             if not 1 < len(numbers) <= _MOST_NAMES:
                 continue
             named = functools.partial(_named, template=template, place=place)
-            rows = _Pool(reread(pool, side, named), counts).rows() or []
+            rows = Pool(reread(pool, side, named), counts).rows() or []
             are_copies = all(len(r.places) > 2 and not r.has_bracket for r in rows)
             if rows and (are_copies or len(shapes[template]) > 1):
                 return rows
@@ -405,286 +429,4 @@ def _named(leaf: NumberedLeaf, template: Pattern, place: int) -> NumberedLeaf:
         leaf,
         template=(*template[:at], str(leaf.numbers[place]), *template[at + 1 :]),
         numbers=leaf.numbers[:place] + leaf.numbers[place + 1 :],
-    )
-
-
-def _components(links: Iterable[Link]) -> list[list[Link]]:
-    """Divide links into those that hang together."""
-    links = [*links]
-    ends = [[(side, leaf.path) for side, leaf in enumerate(x.ends)] for x in links]
-    roots = roots_of(ends)
-    components: dict[object, list[Link]] = {}
-    for link, (source, _) in zip(links, ends, strict=True):
-        components.setdefault(roots[source], []).append(link)
-    return [*components.values()]
-
-
-class _Pool:
-    """Components that are alike but for numbers in paths.
-
-    Args:
-        components: links that hang together.
-        counts: of leaves.
-        numbers: how many there are at each place of the source's paths; where they are
-            known, rows may ``take``.
-    """
-
-    def __init__(
-        self,
-        components: Components,
-        counts: Counts,
-        numbers: Mapping[Pattern, Sequence[int]] | None = None,
-    ) -> None:
-        self._components, self._counts = components, counts
-        self._numbers = numbers or {}
-        self._captures = self._find_captures()
-
-    def rows(self) -> list[DraftRow] | None:
-        """Return the rows; None if not all of it follows one."""
-        by_key: dict[object, list[Link]] = {}
-        for component in self._components:
-            by_key.setdefault(self._key(component[0]), []).extend(component)
-        kinds: dict[object, list[Link]] = {}
-        for links in by_key.values():
-            kinds.setdefault(self._kind(links), []).extend(links)
-        rows: dict[object, list[DraftRow]] = {}
-        for links in kinds.values():
-            row = self._row(links)
-            if row is None:
-                return None
-            row = dataclasses.replace(row, pairs=_pairs(links))
-            form = row.sources, row.targets, row.gaps, row.notes, row.takes
-            rows.setdefault(form, []).append(row)
-        alone = (every[0] for every in rows.values() if len(every) < 2)
-        if any(row.fixed and self._has_more(row) for row in alone):
-            return None  # one value of a number does not show that two paths have it
-        return [
-            dataclasses.replace(
-                every[0], pairs=tuple(pair for row in every for pair in row.pairs)
-            )
-            for every in rows.values()
-        ]
-
-    def _has_more(self, row: DraftRow) -> bool:
-        """Return whether other leaves have the paths of a row but for numbers."""
-        for counts, paths in zip(
-            self._counts, (row.source_paths, row.target_paths), strict=True
-        ):
-            templates = {*map(template_of, paths)}
-            if sum(counts[each] for each in templates) > len({*paths}):
-                return True
-        return False
-
-    def _find_captures(self) -> list[dict[tuple[int, Pattern], list[int]]]:
-        """Return classes of positions whose numbers are equal along every link."""
-        equal: dict[tuple[Pattern, Pattern], np.ndarray] = {}
-        seen: dict[tuple[int, Pattern, int], set[int]] = {}
-        for link in itertools.chain(*self._components):
-            for side, leaf in enumerate(link.ends):
-                for place, number in enumerate(leaf.numbers):
-                    seen.setdefault((side, leaf.template, place), set()).add(number)
-            same = np.equal.outer(link.ends[0].numbers, link.ends[1].numbers)
-            key = templates_of(link)
-            equal[key] = equal[key] & same if key in equal else same
-        templates = {end for pair in equal for end in enumerate(pair)}
-        classes: dict[object, dict[tuple[int, Pattern], list[int]]] = {}
-        for node, root in roots_of(
-            ((0, source, int(a)), (1, target, int(b)))
-            for (source, target), same in equal.items()
-            for a, b in np.argwhere(same)
-        ).items():
-            if len(seen[node]) > 1:
-                side, template, place = node
-                classes.setdefault(root, {}).setdefault((side, template), []).append(
-                    place
-                )
-        return [each for each in classes.values() if each.keys() == templates]
-
-    def _key(self, link: Link) -> tuple[int, ...]:
-        return self._captured(0, link.ends[0])
-
-    def _captured(self, side: int, leaf: NumberedLeaf) -> tuple[int, ...]:
-        """Return the numbers of a path that are captures."""
-        return tuple(
-            leaf.numbers[each[side, leaf.template][0]] for each in self._captures
-        )
-
-    def _kind(self, links: Sequence[Link]) -> object:
-        """Return what decides of the form of a row: equal ones have one form."""
-        kinds = set()
-        for link in links:
-            for side, leaf in enumerate(link.ends):
-                captured = {
-                    place
-                    for each in self._captures
-                    for place in each[side, leaf.template]
-                }
-                numbers = tuple(
-                    n for i, n in enumerate(leaf.numbers) if i not in captured
-                )
-                kinds.add((side, leaf.template, leaf.shape, numbers))
-        return frozenset(kinds)
-
-    def _variants(self, side: int, links: Sequence[Link]) -> list[Variant] | None:
-        """Return the leaves of one side as arrays, one for each template."""
-        leaves: dict[Pattern, dict[str, NumberedLeaf]] = {}
-        for leaf in (link.ends[side] for link in links):
-            leaves.setdefault(leaf.template, {})[leaf.path] = leaf
-        variants = []
-        for template, by_path in leaves.items():
-            captured = {
-                place for each in self._captures for place in each[side, template]
-            }
-            first = self._key(links[0])
-            rows = [
-                leaf.numbers
-                for leaf in by_path.values()
-                if self._captured(side, leaf) == first
-            ]
-            free = [i for i in range(len(rows[0])) if i not in captured]
-            slots = [i for i in free if len({row[i] for row in rows}) > 1]
-            values = [sorted({row[i] for row in rows}) for i in slots]
-            by_slot = {
-                tuple(leaf.numbers[i] for i in slots) for leaf in by_path.values()
-            }
-            is_grid = len(by_slot) == len(rows) == math.prod(map(len, values))
-            shapes = {leaf.shape for leaf in by_path.values()}
-            is_small = all(each[-1] < _MAX_NUMBER for each in values)
-            if not is_grid or len(shapes) > 1 or not is_small:
-                return None
-            fixed = {i: rows[0][i] for i in free if i not in slots}
-            variants.append(Variant(template, slots, values, fixed, shapes.pop()))
-        return variants
-
-    def _row(self, links: Sequence[Link]) -> DraftRow | None:
-        sources, targets = self._variants(0, links), self._variants(1, links)
-        if sources is None or targets is None:
-            return None
-        row = self._plain_row((sources, targets), links)
-        if row is not None:
-            return row
-        for selected in self._selected(sources, targets, links):
-            if any(selected.values()):
-                taken = [*taken_links(links, selected)]
-                sides = self._variants(0, taken), self._variants(1, taken)
-                row = self._plain_row(sides, taken)
-                if row is not None and (row := with_takes(row, selected)):
-                    return row
-        return None
-
-    def _selected(
-        self, sources: list[Variant], targets: list[Variant], links: Sequence[Link]
-    ) -> Iterator[SelectedOf]:
-        """Yield which values of the sources' axes, or numbers, the targets may have."""
-        if not self._numbers:
-            return
-        counts = [self._numbers[each.template] for each in sources]
-        for in_parts in (True, False):
-            if len(sources) == 1:
-                (whole,) = sources
-                every = [
-                    selected_of(
-                        part,
-                        whole,
-                        self._points(1, part, whole, links),
-                        counts[0],
-                        in_parts=in_parts,
-                    )
-                    for part in targets
-                ]
-                are_one = every == every[:1] * len(every)
-                yield {whole.template: every[0] if are_one else ()}
-            if len(targets) == 1:
-                yield {
-                    part.template: ordered_in(
-                        part,
-                        targets[0],
-                        self._points(0, part, targets[0], links),
-                        own,
-                        in_parts=in_parts,
-                    )
-                    for part, own in zip(sources, counts, strict=True)
-                }
-
-    def _plain_row(
-        self,
-        sides: tuple[list[Variant] | None, list[Variant] | None],
-        links: Sequence[Link],
-    ) -> DraftRow | None:
-        """Return the row in which no number is left out, or in another order."""
-        sources, targets = sides
-        if sources is None or targets is None:
-            return None
-        for side in (1, 0):  # the parts are targets, or sources
-            parts, wholes = (targets, sources)[:: 2 * side - 1]
-            if len(wholes) == 1:
-                row = self._placed(side, parts, wholes[0], links)
-                if row is not None:
-                    return row
-        return None
-
-    def _placed(
-        self, side: int, parts: list[Variant], whole: Variant, links: Sequence[Link]
-    ) -> DraftRow | None:
-        """Return the row if each part is somewhere in the whole.
-
-        Args:
-            side: on which the parts are.
-            parts: arrays.
-            whole: the array on the other side.
-            links: between them.
-        """
-        maps = []
-        for part in parts:
-            flat, places = self._points(side, part, whole, links)
-            index_map = fit_map(part.ranked, flat, places, whole.numbered)
-            if index_map is None:
-                return None
-            maps.append(index_map)
-        captures = {
-            (s, template, place): atom
-            for atom, each in enumerate(self._captures)
-            for (s, template), places in each.items()
-            for place in places
-        }
-        return row_of_parts(side, parts, whole, maps, captures)
-
-    def _points(
-        self, side: int, part: Variant, whole: Variant, links: Sequence[Link]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return where numbers are in the part, and where in the whole."""
-        ranks = [{v: i for i, v in enumerate(values)} for values in part.values]
-        flat, places = [], []
-        for link in links:
-            leaf, other = link.ends[side], link.ends[1 - side]
-            if leaf.template != part.template:
-                continue
-            inner, outer = link.flats[side], link.flats[1 - side]
-            slot = [
-                r[leaf.numbers[i]] for r, i in zip(ranks, part.positions, strict=True)
-            ]
-            flat.append(inner + _flat(slot, part.ranked) * math.prod(part.shape))
-            slot = [other.numbers[i] for i in whole.positions]
-            places.append(outer + _flat(slot, whole.numbered) * math.prod(whole.shape))
-        return np.concatenate(flat), np.concatenate(places)
-
-
-def _flat(values: Sequence[int], sizes: Sequence[int]) -> int:
-    number = 0
-    for value, size in zip(values, sizes, strict=False):
-        number = number * size + value
-    return number
-
-
-def _pairs(
-    links: Iterable[Link],
-) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Return the leaves of each component."""
-    every = ([link.ends for link in component] for component in _components(links))
-    return tuple(
-        (
-            tuple(dict.fromkeys(source.path for source, _ in ends)),
-            tuple(dict.fromkeys(target.path for _, target in ends)),
-        )
-        for ends in every
     )
