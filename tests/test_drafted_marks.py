@@ -239,3 +239,55 @@ def test_a_first_layer_that_is_turned_is_marked():
 
     draft = ta.draft_migration(layers(4, 5, "up"), convert=convert)
     assert {"numbers"} <= {*marks(draft).values()}
+
+
+def lettered(repeats: tuple[int, ...], width: int) -> Leaves:
+    """As Keras names the blocks of an EfficientNet: a stage, and a letter."""
+    return float32(
+        {
+            f"block{stage}{'abcdef'[n]}_conv/kernel": np.zeros((width, width + stage))
+            for stage, count in enumerate(repeats, 1)
+            for n in range(count)
+        }
+    )
+
+
+def in_order_of_names(leaves: Leaves) -> Leaves:
+    return {f"blocks.{n}.w": leaves[path] for n, path in enumerate(sorted(leaves))}
+
+
+def test_numbers_that_are_counted_through_names_are_marked_whatever_a_check_shows():
+    source = lettered((1, 2, 3), 5)
+    draft = ta.draft_migration(source, convert=in_order_of_names)
+    report = draft.check(lettered((1, 2, 3), 11), in_order_of_names)
+    assert report, str(report)
+    other = lettered((1, 1, 3), 5)
+    wanted = in_order_of_names(other)
+    for table in (draft.migration, report.migration):
+        for row in table.tables[0].rows:
+            made = ta.Migration([row.typed(), ("**", None)])(other)
+            is_right = not ta.tree_diff(made, {p: wanted.get(p) for p in made})
+            assert row.notes.check or is_right, row.text
+
+
+def in_stages(first: int, second: int, width: int) -> Leaves:
+    every = {"one": (first, 2), "two": (second, 3)}
+    return float32(
+        {
+            f"{stage}.{n}.w": np.zeros((width, width + more))
+            for stage, (count, more) in every.items()
+            for n in range(count)
+        }
+    )
+
+
+def test_what_is_added_to_numbers_follows_from_those_of_others():
+    def convert(leaves: Leaves) -> Leaves:
+        return {f"h.{n}.w": leaf.T for n, leaf in enumerate(leaves.values())}
+
+    for first in (1, 2):
+        draft = ta.draft_migration(in_stages(first, 3, 5), convert=convert)
+        assert "numbers" in marks(draft).values()
+        report = draft.check(in_stages(first, 6, 11), convert)  # as many in the first
+        assert report, str(report)
+        assert "numbers" in marks(report).values()

@@ -17,7 +17,12 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.called_function import Conversion, as_bytes
 from treeadapt.porting.drafts.inputs import read_side
-from treeadapt.porting.drafts.rows import template_of, tokens_of
+from treeadapt.porting.drafts.rows import (
+    are_renumbered,
+    by_template,
+    template_of,
+    tokens_of,
+)
 from treeadapt.text.names import fold, listing, plural
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
@@ -41,7 +46,8 @@ class DraftCheck:
         migration: the table. Where all is equal, rows lose the marks that this answers:
             ``sizes`` and ``scale`` where leaves have other shapes than in the draft,
             ``length`` where an axis has another length, and no multiple of a number
-            is the next one to both, ``numbers`` where there are twice as many,
+            is the next one to both, ``numbers`` where there are twice as many, in all
+            rows that fill the same places, and not in lists that give them others,
             ``order`` where a slice takes of another number, or a list of other shapes.
         has_way_back: whether it was compared there and back: what takes only some of
             the numbers has no way back.
@@ -144,6 +150,7 @@ def compared_with(
                 "length": _every(_of_other_length(*each) for each in tables),
                 "numbers": _every(_of_more_numbers(*each) for each in tables),
                 "order": _every(_of_other_counts(*each, resized) for each in tables),
+                "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
             }
         migration = _without_answered_marks(migration, answered)
     return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
@@ -234,23 +241,72 @@ def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set
 
 
 def _of_more_numbers(plan: Any, shapes: Shapes) -> set[Row]:
-    """Return the rows whose paths have numbers of which there are twice as many."""
+    """Return the rows whose paths have numbers of which there are twice as many.
+
+    What is added to the numbers of a row follows from those of others that fill the
+    same place: there are to be twice as many of these, too. No size shows that a list
+    which gives numbers other ones is that of all.
+    """
     olds, news = map(_counts, (shapes, plan.source))
     by_row: dict[Row, list[str]] = {}
+    filled: dict[Row, set[tuple[str | None, ...]]] = {}
     for group in plan.groups:
         by_row.setdefault(group.row, []).extend(group.source_paths)
+        filled.setdefault(group.row, set()).update(_counts(group.filled))
     for path, place in plan.places(plan.dropped).items():
         by_row.setdefault(plan.rows[place], []).append(path)
 
-    def has_more(path: str) -> bool:
+    def has_more(path: str, *, is_other: bool = False) -> bool:
         tokens, template = tokens_of(path), template_of(path)
         every = [template[:n] for n in range(len(tokens)) if template[n] is None]
         several = [above for above in every if len(olds.get(above, ())) > 1]
-        return bool(several) and all(
+        return bool(several or (is_other and not every)) and all(
             len(news[above]) >= 2 * len(olds[above]) for above in several
         )
 
-    return {row for row, paths in by_row.items() if all(map(has_more, paths))}
+    fewer = [
+        filled[row]
+        for row in filled
+        if not all(has_more(path, is_other=True) for path in by_row[row])
+    ]
+    return {
+        row
+        for row, paths in by_row.items()
+        if all(map(has_more, paths))
+        if all(filled.get(row, set()).isdisjoint(places) for places in fewer)
+        if not _is_renumbered(row)
+    }
+
+
+def _is_renumbered(row: Row) -> bool:
+    sides = (
+        [each for address in side for each in address.path.captures]
+        for side in (row.sources, row.targets)
+    )
+    return any(
+        old.key == new.key and are_renumbered(old.entries, new.entries)
+        for old, new in itertools.product(*sides)
+    )
+
+
+def _of_same_blocks(plan: Any, shapes: Shapes) -> set[Row]:
+    """Return the rows that have as many leaves as in the draft, and two numbers as one.
+
+    Widths do not show how many layers a block has.
+    """
+    olds, news = (
+        {t: len(x) for t, x in by_template(each).items()}
+        for each in (shapes, plan.source)
+    )
+    same: set[Row] = set()
+    for group in plan.groups:
+        addresses = (*group.row.sources, *group.row.targets)
+        captures = (each for address in addresses for each in address.path.captures)
+        if any(len(each.names) > 1 for each in captures):
+            templates = {*map(template_of, group.source_paths)}
+            if any(olds.get(each) == news[each] for each in templates):
+                same.add(group.row)
+    return same
 
 
 def _counts(paths: Iterable[str]) -> dict[tuple[str | None, ...], set[str]]:

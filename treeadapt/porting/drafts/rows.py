@@ -205,6 +205,27 @@ def by_template(paths: Iterable[str]) -> dict[tuple[str | None, ...], list[str]]
     return groups
 
 
+def are_renumbered(olds: Sequence[str], news: Sequence[str]) -> bool:
+    """Return whether numbers become others in a list, not all by adding the same.
+
+    Example:
+        >>> are_renumbered(["1a", "2a", "2b"], ["0", "1", "2"])
+        True
+        >>> are_renumbered(["5", "6"], ["0", "1"])
+        False
+        >>> are_renumbered(["q", "k"], ["0", "1"])
+        False
+    """
+    both = [
+        [[int(token) for token in tokens_of(text) if is_count(token)] for text in pair]
+        for pair in zip(olds, news, strict=False)
+    ]
+    if not all(old and new for old, new in both):
+        return False
+    shifts = {tuple(b - a for a, b in zip(old, new, strict=False)) for old, new in both}
+    return len(shifts) > 1
+
+
 def numberless(path: str) -> str:
     """Return a path with ``#`` for its numbers.
 

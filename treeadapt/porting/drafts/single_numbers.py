@@ -4,7 +4,9 @@ A model with more layers has other numbers: ``layers.3.w``, dropped, was the las
 four; ``{l+6}`` begins after two blocks of three. A number that no row runs over, as of
 ``Conv_0`` and ``Conv_1``, is a part of a name; so is a small one right after a word, as
 of ``bn1``. Where all rows move leaves alike, and each number becomes itself plus the
-same, it is only written apart, as of the one kernel of three that is 1 by 1.
+same, it is only written apart, as of the one kernel of three that is 1 by 1. Where a
+list gives numbers other ones, as ``{n=1a,2a,2b}`` and ``{n=0,1,2}``, they were counted
+through this model, and so was what else is in that place.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import NamedTuple
 
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import (
+    DraftAddress,
     DraftRow,
     Hole,
+    are_renumbered,
     by_template,
     is_count,
     template_of,
@@ -109,6 +113,10 @@ def with_single_numbers(
         note = "what is added to these numbers was seen at this size alone"
         row = marked[number].row.marked("numbers", note)
         marked[number] = marked[number].with_row(row)
+    for number in _counted_through(rows, inner):
+        note = "numbers that a list gives other ones were seen at this size alone"
+        row = marked[number].row.marked("numbers", note)
+        marked[number] = marked[number].with_row(row)
     names = [marked[n].sources[0] for n in sorted(alone) if not marked[n].row.checks]
     return marked, f"{_ALONE} {listing(names, limit=3)}." if names else ""
 
@@ -183,13 +191,16 @@ def _shifted_apart(rows: Sequence[WrittenRow]) -> list[int]:
             continue
         (source,), (target,) = each.row.sides
         holes = {t.atoms: t for t in source.tokens if isinstance(t, Hole)}
+        fixed = _fixed_shifts(source, target)
         above: Pattern = ()
-        for token in target.tokens:
+        for at, token in enumerate(target.tokens):
+            shifts = {fixed[at]} if at in fixed else set()
             if isinstance(token, Hole) and token.atoms in holes:
                 shifts = _shifts(holes[token.atoms], token)
-                added.setdefault(above, {}).setdefault(number, set()).update(shifts)
                 run_over |= set() if token.texts else {above}
-            above = (*above, None if isinstance(token, Hole) else token)
+            added.setdefault(above, {}).setdefault(number, set()).update(shifts)
+            is_number = isinstance(token, Hole) or is_count(token)
+            above = (*above, None if is_number else str(token))
     return [
         number
         for above in added
@@ -199,6 +210,29 @@ def _shifted_apart(rows: Sequence[WrittenRow]) -> list[int]:
     ]
 
 
+def _fixed_shifts(source: DraftAddress, target: DraftAddress) -> dict[int, int]:
+    """Return what is added to numbers that are no holes, by their place in a target.
+
+    As of a stage of one layer. A number right after a word is a part of it.
+    """
+    olds, news = (
+        [
+            (at, token)
+            for at, token in enumerate(place.tokens)
+            if isinstance(token, Hole) or is_count(token)
+        ]
+        for place in (source, target)
+    )
+    if len(olds) != len(news):
+        return {}
+    return {
+        new_at: int(new) - int(old)
+        for (old_at, old), (new_at, new) in zip(olds, news, strict=True)
+        if isinstance(old, str) and isinstance(new, str)
+        if not (old_at and str(source.tokens[old_at - 1]).isalpha())
+    }
+
+
 def _shifts(old: Hole, new: Hole) -> set[int]:
     """Return what is added to the numbers of a path; nothing of texts."""
     if not (old.texts or new.texts):
@@ -206,6 +240,47 @@ def _shifts(old: Hole, new: Hole) -> set[int]:
     pairs = [*zip(old.texts, new.texts, strict=False)]
     are_numbers = all(is_count(text) for pair in pairs for text in pair)
     return {int(two) - int(one) for one, two in pairs} if are_numbers else set()
+
+
+def _counted_through(
+    rows: Sequence[WrittenRow], inner: Collection[tuple[int, Pattern]]
+) -> list[int]:
+    """Return rows whose lists give numbers other ones, and all in the same places.
+
+    As of blocks that the target counts through all stages: their numbers follow from
+    how many each stage has. The first of all is the first in any model.
+    """
+    marked: set[int] = set()
+    places: set[Pattern] = set()
+    for number, each in enumerate(rows):
+        for above in _renumbered(each.row):
+            marked.add(number)
+            places.add(above)
+    if not places:
+        return []
+    for number, each in enumerate(rows):
+        for path in () if each.row.is_rest else each.row.target_paths:
+            template, tokens = template_of(path), tokens_of(path)
+            for at, token in enumerate(template):
+                above = template[:at]
+                is_within = (1, above) in inner and above[:-2] in places
+                if token is None and int(tokens[at]) and (above in places or is_within):
+                    marked.add(number)
+    return sorted(marked)
+
+
+def _renumbered(row: DraftRow) -> Iterator[Pattern]:
+    """Yield what is before the numbers of targets that a list gives for other ones."""
+    olds = [t for each in row.sources for t in each.tokens if isinstance(t, Hole)]
+    for address in row.targets:
+        above: Pattern = ()
+        for token in address.tokens:
+            if isinstance(token, Hole):
+                every = [old.texts for old in olds if old.atoms == token.atoms]
+                if any(are_renumbered(texts, token.texts) for texts in every):
+                    yield above
+            is_number = isinstance(token, Hole) or is_count(token)
+            above = (*above, None if is_number else str(token))
 
 
 def _uses(number: int, each: WrittenRow) -> Iterator[tuple[_Place, _Use]]:
