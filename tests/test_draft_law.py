@@ -386,6 +386,22 @@ def test_numbers_of_a_list_and_of_an_axis_have_one_row():
     assert row.notes.check
 
 
+def test_copies_that_are_padded_alike_are_one_marked_row():
+    source = float32({"wte": np.zeros((11, 6))})
+    padded = np.pad(source["wte"], ((0, 5), (0, 0)))
+    draft = ta.draft_migration(source, {"a": padded, "e": padded.T})
+    pad = {"pad": {"v": [0, 5]}, "check": "length"}
+    rows = {"wte : v e": (("a : v e", "e : e v"), pad)}
+    assert draft.migration == ta.Migration(rows)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 15)])
+def test_zeros_after_an_axis_that_is_two_have_no_row(shape):
+    source = float32({"w": np.zeros((2, 3, 5))})
+    padded = np.pad(source["w"].reshape(shape), 2)
+    assert ta.draft_migration(source, {"t": padded}).missing == ("t",)
+
+
 def test_layers_of_zeros_are_taken_as_their_neighbours_are():
     source = float32({path: np.zeros(shape) for path, shape in LAYERS.items()})
     source |= {path: np.zeros_like(x) for path, x in source.items() if path[-1] == "b"}

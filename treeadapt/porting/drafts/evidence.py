@@ -269,26 +269,42 @@ class Evidence:
         """Return what a row adds and cuts off; None if its leaves differ in it."""
         fields: dict[str, Any] = {}
         for side, name in enumerate(("cuts", "pads")):
-            leaves = (self.source, self.target)[side].leaves
-            paths = (row.source_paths, row.target_paths)[side]
             every = {
-                tuple(
-                    (axis, first, size - end)
-                    for axis, (size, (first, end)) in enumerate(
-                        zip(leaves[path].shape, crops[side, path], strict=True)
-                    )
-                    if first or end < size
-                )
-                if (side, path) in crops
-                else ()
-                for path in paths
+                self._widths(row, side, path, crops)
+                for path in (row.source_paths, row.target_paths)[side]
             }
-            if len(every) > 1 or (
-                any(every) and len((row.sources, row.targets)[side]) > 1
-            ):
+            if len(every) > 1 or None in every:
                 return None
             fields[name] = every.pop()
         return None if all(fields.values()) else fields
+
+    def _widths(
+        self, row: DraftRow, side: int, path: str, crops: Crops
+    ) -> tuple[tuple[int, int, int], ...] | None:
+        """Return by how much a leaf of a row is longer, on axes of the first address.
+
+        It is None if these have no such axis: one is padded as a whole, or not at all.
+        """
+        box, addresses = crops.get((side, path)), row.sides[side]
+        if box is None:
+            return ()
+        sizes = (self.source, self.target)[side].leaves[path].shape
+        own = addresses
+        if len(addresses) > 1:
+            (text,), _ = written([row])
+            read = text.read.targets if side else ()
+            both = zip(addresses, read, strict=False)
+            own = tuple(a for a, of in both if of.path.match(path) is not None)
+        if len(own) != 1:
+            return None
+        widths = []
+        for axis, size, (first, end) in zip(own[0].axes, sizes, box, strict=True):
+            if not (first or end < size):
+                continue
+            if tuple(map(len, axis)) != (1,) or axis not in addresses[0].axes:
+                return None
+            widths.append((addresses[0].axes.index(axis), first, size - end))
+        return tuple(sorted(widths))
 
     def by_dtype(self, row: DraftRow) -> Iterator[DraftRow]:
         """Divide a row by the dtypes of its leaves, and note the casts."""
