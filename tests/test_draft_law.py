@@ -349,7 +349,8 @@ def test_numbers_of_a_sequential_are_a_list(numbers):
     draft = ta.draft_migration(source, target)
     (row,) = draft.migration.rows
     texts = ",".join(map(str, numbers)), ",".join(map(str, range(len(numbers))))
-    assert row.typed() == (f"features.{{p={texts[0]}}}.weight", f"k{{p={texts[1]}}}/w")
+    target_text = f"k{{p={texts[1]}}}/w", {"check": "numbers"}
+    assert row.typed() == (f"features.{{p={texts[0]}}}.weight", target_text)
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
@@ -369,7 +370,7 @@ def test_numbers_in_an_order_that_no_take_says_are_a_marked_list(blocks, old, ne
     assert not ta.tree_diff(draft.migration(source, target), target, values=True)
     (row,) = draft.migration.rows
     assert f"{{p={','.join(map(str, old))}}}" in row.text
-    assert row.notes.check == "order"
+    assert row.notes.check == "numbers"
 
 
 def test_numbers_of_a_list_and_of_an_axis_have_one_row():
