@@ -76,14 +76,18 @@ def answers_of(value: Any) -> list[np.ndarray]:
         MigrationError: it is not an array of numbers, or a list of such.
     """
     every = value if isinstance(value, list | tuple) else [value]
+    has_none = any(each is None for each in every)  # which NumPy takes for NaN
     try:
-        arrays = [_widened(np.asarray(each)) for each in every]
+        arrays = [] if has_none else [_widened(np.asarray(each)) for each in every]
     except (TypeError, ValueError):
         arrays = []  # what is not a number
     if any(array.size for array in arrays):
         return arrays
+    got = "None" if value is None else describe(value)
+    within = " with None in it" if has_none and value is not None else ""
     raise MigrationError(
-        f"Expected an array, or a list of arrays, as the answer, got {describe(value)}."
+        f"Expected an array, or a list of arrays, as the answer, got {got}{within}: "
+        "return the arrays alone, such as the logits."
     )
 
 
@@ -104,7 +108,8 @@ def require_alike(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> N
     if shapes[0] != shapes[1]:
         raise MigrationError(
             f"The model answers with arrays of shapes {shapes[0]}, the reference with "
-            f"{shapes[1]}. Let both return the same, in the same order."
+            f"{shapes[1]}. Let both return the same arrays, in the same order, and "
+            "each with its axes in the same order."
         )
 
 

@@ -19,6 +19,11 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.porting.drafts.draft import draft_migration
+from treeadapt.porting.matching.first_calls import (
+    require_finite,
+    require_matchable,
+    require_trees,
+)
 from treeadapt.porting.matching.judge import USUAL_TOLERANCE, judge, unseen
 from treeadapt.porting.matching.model_match import ModelMatch
 from treeadapt.porting.matching.search import Found, Search
@@ -30,6 +35,7 @@ from treeadapt.porting.matching.tables import (
     with_rows,
     without_check,
 )
+from treeadapt.porting.measure import answers_of
 from treeadapt.porting.wrong_rows.find import find_wrong_rows
 from treeadapt.text.names import fold, listing
 from treeadapt.trees.arrays import is_array
@@ -80,8 +86,9 @@ def match_models(
         The table, if one was found, and what it rests on.
 
     Raises:
-        MigrationError: what is passed is not a function; the answers have other shapes;
-            a side has no arrays.
+        MigrationError: what is passed is not a function; a side has no arrays, or is a
+            path; the answers have other shapes, are integers only, are others each
+            time or the same always; or they hold NaN, as the source does.
 
     Example:
         >>> random = np.random.default_rng(0)
@@ -102,10 +109,13 @@ def match_models(
             "match_models expects a function of params as model, got "
             f"{describe(model)}."
         )
+    require_trees(source=source, target=target)
     if not callable(reference):
         return _from_answers(source, target, model, reference, tolerance, limit, seed)
     models = _models(source, target, model, reference, max(limit, _LEAST))
-    search = Search(models, _numbers(source), tolerance, seed)
+    given = _numbers(source)
+    require_matchable(models, given, tolerance, seed)
+    search = Search(models, given, tolerance, seed)
     match = _result(search, source, target, model)
     if more is None or match.migration is None:
         return match
@@ -256,6 +266,7 @@ def _from_answers(
     seed: int,
 ) -> ModelMatch:
     """Draft a table from names, and mend it until it gives the answers."""
+    require_finite(_numbers(source), answers_of(answers))
     why = "only answers were given: names drafted the table, find_wrong_rows mended it"
     draft = draft_migration(source, target)
     table: Migration | None = draft.migration

@@ -99,6 +99,7 @@ class ModelSide:
         fixed: the other leaves, as they were given.
         cast: paths of leaves that are cast up to float32.
         changes: scale and offset of what is put into a leaf, by path.
+        role: ``"model"`` or ``"reference"``.
 
     Args:
         tree: of the leaves.
@@ -122,7 +123,8 @@ class ModelSide:
             if jnp.dtype(leaf.dtype).itemsize < _DTYPE.itemsize
         ]
         self.changes: dict[str, tuple[float, float]] = {}
-        self._tree, self._call, self._role = tree, call, role
+        self.role = role
+        self._tree, self._call = tree, call
         self._is_plain = type(tree) is dict and tree.keys() == leaves.keys()
 
     def leave_out(self, paths: Iterable[str], rng: np.random.Generator) -> None:
@@ -152,7 +154,7 @@ class ModelSide:
         """Call the model with arrays under the names of this side."""
         leaves = {**self.fixed, **arrays}
         tree = leaves if self._is_plain else from_flat_dict(self._tree, leaves)
-        return called(self._role, self._call, tree)
+        return called(self.role, self._call, tree)
 
 
 def _moves(leaf: Any) -> bool:
