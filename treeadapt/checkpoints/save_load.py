@@ -62,14 +62,16 @@ from treeadapt.checkpoints.record import TREE, Leaf, Stored
 from treeadapt.checkpoints.remote import MAX_INFLIGHT_BYTES
 from treeadapt.checkpoints.versions import watched
 from treeadapt.checkpoints.writing import write
-from treeadapt.errors import MigrationError, TreeAdaptWarning
+from treeadapt.errors import CheckpointError, MigrationError, TreeAdaptWarning
 from treeadapt.migrations.box_parts import whole
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.moved_array import read_boxes
-from treeadapt.selection.rules import allowing
+from treeadapt.selection.freeze_spec import FreezeSpec
+from treeadapt.selection.rules import Rules, allowing
 from treeadapt.selection.selectors import Unused, Where
 from treeadapt.text.names import listing, natural, plural
 from treeadapt.trees.arrays import Tree
+from treeadapt.trees.describing import describe
 from treeadapt.trees.metadata import holds_nothing
 from treeadapt.trees.paths import nested
 from treeadapt.trees.views import TreeView, view_tree
@@ -118,8 +120,8 @@ def save(
         unused: ``"error"`` or ``"ignore"`` entries of ``where`` that match no array.
 
     Raises:
-        CheckpointError: the format cannot hold a leaf, a leaf has no value here, or
-            the file system refuses.
+        CheckpointError: the format cannot hold a leaf, a leaf has no value here, the
+            tree is a table such as ``Rules``, or the file system refuses.
         PathCollisionError: two leaves have the same path.
         UnusedRuleError: an entry of ``where`` selects no array or number.
 
@@ -140,6 +142,11 @@ def save(
         "layers/1" = "bfloat16[3]"
         "step" = "int"
     """
+    if isinstance(tree, Migration | Rules | FreezeSpec):
+        raise CheckpointError(
+            f"Got {describe(tree)} as the tree, which holds no arrays. Write its text: "
+            "pathlib.Path('table.toml').write_text(table.to_toml())."
+        )
     view, where = view_tree(tree), allowing(where, unused)
     leaves: dict[str, Any] = {}
     table: dict[str, Leaf] = {}

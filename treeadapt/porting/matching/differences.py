@@ -77,17 +77,18 @@ def _divides(seen: Influences, old: Unit, new: Unit, kinds: Sequence[str] = ()) 
     """Return whether the models differ the more, the smaller leaves are.
 
     Not relative to the answers: what is added to them, on one side only or as a large
-    vector on both, would look alike.
+    vector on both, would look alike. Some leaves alone are made far smaller: without
+    biases that hide a difference, it grows too, but not for ever.
     """
-    large, usual, small = (
+    sizes = (1.0, 0.25) if kinds else (4.0, 1.0, 0.25, 1 / 16, 1 / 64)
+    steps = (
         np.linalg.norm(
             flat_of(seen.new.answers(new, size, **dict.fromkeys(kinds, size)))
             - flat_of(seen.old.answers(old, size, **dict.fromkeys(kinds, size)))
         )
-        for size in (4.0, 1.0, 0.25)
+        for size in sizes
     )
-    most = _DIVIDES * usual
-    return bool(small > most and (usual > _DIVIDES * large or bool(kinds)))
+    return all(two > _DIVIDES * one for one, two in itertools.pairwise(steps))
 
 
 def _divisors(seen: Influences) -> Unit:
@@ -128,8 +129,9 @@ def _scores(seen: Influences, carrier: Carrier) -> str:
             "compare their scale, as one by the root of the head's size"
         )
     return (
-        "No factor makes small scores count alike: compare the positions, as the "
-        "base and the offset of rotary embeddings"
+        "No factor of these makes small scores count alike: compare the positions, as "
+        "the base and the offset of rotary embeddings, the number of heads, and what "
+        "is done to scores: a cap, or a scale behind a norm of queries and keys"
     )
 
 
