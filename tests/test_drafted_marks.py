@@ -291,3 +291,28 @@ def test_what_is_added_to_numbers_follows_from_those_of_others():
         report = draft.check(in_stages(first, 6, 11), convert)  # as many in the first
         assert report, str(report)
         assert "numbers" in marks(report).values()
+
+
+@pytest.mark.parametrize("turned", [(), (2,), (1, 2)])
+def test_levels_that_are_counted_from_the_last_are_marked(turned):
+    """As the levels of a decoder: each number follows from how many there are."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for n, leaf in enumerate(leaves.values()):
+            other = leaf.T if n in turned[:1] else leaf * 2 if n in turned else leaf
+            made[f"up_blocks.{len(leaves) - 1 - n}.w"] = other
+        return made
+
+    source = float32({f"up.{n}.w": np.zeros((5 + n, 11 + 2 * n)) for n in range(3)})
+    draft = ta.draft_migration(source, convert=convert)
+    assert all("numbers" in mark for mark in marks(draft).values()), marks(draft)
+
+
+def test_a_draft_without_a_way_back_says_so():
+    source = words(12, 5)
+    draft = ta.draft_migration(source, convert=lambda w: w | {"embed": w["embed"][::2]})
+    with pytest.raises(ta.MigrationError):
+        draft.migration.inverse({"embed": source["embed"][::2], "up": source["up"]})
+    assert "There is no way back: These rows cannot be read backwards" in str(draft)
+    assert "no way back" not in str(ta.draft_migration(source, convert=dict))

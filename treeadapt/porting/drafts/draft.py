@@ -131,7 +131,22 @@ def draft_marked(
                 for part in evidence.by_dtype(row)
             ]
     draft = finished(evidence, rows, found.unread, notes, stated, found.between.inner)
-    return found.between.around(draft)
+    whole = found.between.around(draft)
+    more = _way_back_notes(whole, *calls[0])
+    return dataclasses.replace(whole, notes=(*whole.notes, *more))
+
+
+def _way_back_notes(draft: MigrationDraft, source: Side, target: Side) -> Iterator[str]:
+    """Say where a table has no way back from what it fills."""
+    gone = {*draft.unexpected, *draft.missing}
+    olds, news = (
+        {p: side.leaves[p] for p in side.leaves if p not in gone}
+        for side in (source, target)
+    )
+    try:
+        draft.migration.inverse.plan(news, olds)
+    except MigrationError as error:
+        yield f"There is no way back: {str(error).splitlines()[0]}"
 
 
 def _require_same(source: Side, target: Side) -> None:

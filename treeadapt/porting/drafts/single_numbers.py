@@ -12,7 +12,9 @@ through this model, and so was what else is in that place.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from treeadapt.porting.drafts.parts import Pattern
@@ -27,7 +29,7 @@ from treeadapt.porting.drafts.rows import (
     tokens_of,
 )
 from treeadapt.porting.drafts.writing import WrittenRow
-from treeadapt.text.names import listing
+from treeadapt.text.names import listing, natural
 
 _LARGE = "987654321"  # a number that no model has
 _ALONE = (
@@ -113,7 +115,7 @@ def with_single_numbers(
         note = "what is added to these numbers was seen at this size alone"
         row = marked[number].row.marked("numbers", note)
         marked[number] = marked[number].with_row(row)
-    for number in _counted_through(rows, inner):
+    for number in _counted_through(rows, uses, inner):
         note = "numbers that a list gives other ones were seen at this size alone"
         row = marked[number].row.marked("numbers", note)
         marked[number] = marked[number].with_row(row)
@@ -243,43 +245,83 @@ def _shifts(old: Hole, new: Hole) -> set[int]:
 
 
 def _counted_through(
-    rows: Sequence[WrittenRow], inner: Collection[tuple[int, Pattern]]
+    rows: Sequence[WrittenRow],
+    uses: Mapping[_Place, Sequence[_Use]],
+    inner: Collection[tuple[int, Pattern]],
 ) -> list[int]:
-    """Return rows whose lists give numbers other ones, and all in the same places.
+    """Return rows that give numbers other ones, and all in the same places.
 
     As of blocks that the target counts through all stages: their numbers follow from
-    how many each stage has. The first of all is the first in any model.
+    how many each stage has. The first of all is the first in any model, unless they are
+    counted from the last.
     """
-    marked: set[int] = set()
-    places: set[Pattern] = set()
-    for number, each in enumerate(rows):
-        for above in _renumbered(each.row):
-            marked.add(number)
-            places.add(above)
-    if not places:
-        return []
-    for number, each in enumerate(rows):
+    lists = [(n, found) for n, each in enumerate(rows) for found in _lists(each.row)]
+    marked = {n for n, (_, olds, news) in lists if are_renumbered(olds, news)}
+    alone = (found for place in uses for found in _moved(place, rows, uses))
+    places: dict[Pattern, bool] = {}
+    for above, olds, news in itertools.chain((found for _, found in lists), alone):
+        if are_renumbered(olds, news):
+            order = sorted(range(len(olds)), key=[*map(natural, olds)].__getitem__)
+            is_rising = [news[n] for n in order] == sorted(news, key=natural)
+            places[above] = places.get(above, True) and is_rising
+    for number, each in enumerate(rows if places else ()):
         for path in () if each.row.is_rest else each.row.target_paths:
             template, tokens = template_of(path), tokens_of(path)
             for at, token in enumerate(template):
                 above = template[:at]
-                is_within = (1, above) in inner and above[:-2] in places
-                if token is None and int(tokens[at]) and (above in places or is_within):
+                every = {above, above[:-2]} if (1, above) in inner else {above}
+                is_rising = all(places.get(place, True) for place in every)
+                is_there = token is None and not every.isdisjoint(places)
+                if is_there and (int(tokens[at]) or not is_rising):
                     marked.add(number)
     return sorted(marked)
 
 
-def _renumbered(row: DraftRow) -> Iterator[Pattern]:
-    """Yield what is before the numbers of targets that a list gives for other ones."""
+def _moved(
+    place: _Place, rows: Sequence[WrittenRow], uses: Mapping[_Place, Sequence[_Use]]
+) -> Iterator[tuple[Pattern, Sequence[str], Sequence[str]]]:
+    """Yield what is before numbers that rows name, those of sources, and these numbers.
+
+    Nothing where one of the numbers of the sources becomes itself plus the same, or
+    where those right after words, which are names, are needed to tell them apart.
+    """
+    groups: dict[Pattern, dict[tuple[str, ...], str]] = {}
+    for use in uses[place] if place.side == 1 else ():
+        row = rows[use.row].row
+        is_plain = len(row.places) == 2 and not use.runs
+        for sources, targets in row.pairs if is_plain else ():
+            if template_of(targets[0]) != place.template:
+                continue
+            template, tokens = template_of(sources[0]), tokens_of(sources[0])
+            numbers = (tokens[at] for at, each in enumerate(template) if each is None)
+            new = tokens_of(targets[0])[place.position]
+            groups.setdefault(template, {})[tuple(numbers)] = new
+    for template, group in groups.items():
+        columns = [*zip(*group, strict=True)]
+        places = (at for at, each in enumerate(template) if each is None)
+        of_names = [at > 0 and str(template[at - 1]).isalpha() for at in places]
+        counted = {
+            (*itertools.compress(numbers, map(operator.not_, of_names)), new)
+            for numbers, new in group.items()
+        }
+        is_of_counts = len({key[:-1] for key in counted}) == len(counted)
+        if is_of_counts and all(
+            are_renumbered(each, [*group.values()]) for each in columns
+        ):
+            olds = [".".join(numbers) for numbers in group]
+            yield place.above[1], olds, [*group.values()]
+
+
+def _lists(row: DraftRow) -> Iterator[tuple[Pattern, Sequence[str], Sequence[str]]]:
+    """Yield what is before the lists of a target, and those of both sides."""
     olds = [t for each in row.sources for t in each.tokens if isinstance(t, Hole)]
     for address in row.targets:
         above: Pattern = ()
         for token in address.tokens:
-            if isinstance(token, Hole):
-                every = [old.texts for old in olds if old.atoms == token.atoms]
-                if any(are_renumbered(texts, token.texts) for texts in every):
-                    yield above
             is_number = isinstance(token, Hole) or is_count(token)
+            if isinstance(token, Hole):
+                every = (old for old in olds if old.atoms == token.atoms)
+                yield from ((above, old.texts, token.texts) for old in every)
             above = (*above, None if is_number else str(token))
 
 
