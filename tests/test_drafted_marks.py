@@ -316,3 +316,23 @@ def test_a_draft_without_a_way_back_says_so():
         draft.migration.inverse({"embed": source["embed"][::2], "up": source["up"]})
     assert "There is no way back: These rows cannot be read backwards" in str(draft)
     assert "no way back" not in str(ta.draft_migration(source, convert=dict))
+
+
+def test_a_number_that_stands_for_a_word_is_no_count():
+    source = float32(
+        {
+            f"h.{n}.{way}.w": np.zeros((5 + (way == "up"), 7))
+            for n in range(2)
+            for way in ("down", "up")
+        }
+    )
+    numbers = {"down": 2, "up": 1}
+
+    def convert(leaves: Leaves) -> Leaves:
+        return {
+            f"layers/{path.split('.')[1]}/fc_{numbers[path.split('.')[2]]}/k": leaf.T
+            for path, leaf in leaves.items()
+        }
+
+    draft = ta.draft_migration(source, convert=convert)
+    assert not any("numbers" in mark for mark in marks(draft).values()), marks(draft)

@@ -305,8 +305,11 @@ def _moved(
             for numbers, new in group.items()
         }
         is_of_counts = len({key[:-1] for key in counted}) == len(counted)
-        if is_of_counts and all(
-            are_renumbered(each, [*group.values()]) for each in columns
+        is_one = len({*group.values()}) == 1  # a part of a name, as 2 of ``fc_2``
+        if (
+            is_of_counts
+            and not is_one
+            and all(are_renumbered(each, [*group.values()]) for each in columns)
         ):
             olds = [".".join(numbers) for numbers in group]
             yield place.above[1], olds, [*group.values()]
