@@ -314,7 +314,7 @@ def test_a_draft_without_a_way_back_says_so():
     draft = ta.draft_migration(source, convert=lambda w: w | {"embed": w["embed"][::2]})
     with pytest.raises(ta.MigrationError):
         draft.migration.inverse({"embed": source["embed"][::2], "up": source["up"]})
-    assert "There is no way back: These rows cannot be read backwards" in str(draft)
+    assert "There is no way back: 'embed : v e' cannot be read backwards." in str(draft)
     assert "no way back" not in str(ta.draft_migration(source, convert=dict))
 
 

@@ -209,11 +209,6 @@ MECHANISMS = [
         drafts.test_words_may_be_places_in_blocks_of_layers_that_are_scaled,
     ),
     Mechanism(
-        "values._rows_in_blocks",
-        nothing,
-        drafts.test_parts_of_a_layer_may_be_in_one_array_of_the_layers_with_its_place_in_blocks,
-    ),
-    Mechanism(
         "evidence.Evidence.counted",
         nothing,
         drafts.test_arrays_whose_names_are_only_numbers_have_the_rows_that_numbers_prove,

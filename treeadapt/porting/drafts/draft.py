@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from treeadapt.errors import MigrationError
+from treeadapt.migrations.plan import leads_back
 from treeadapt.porting.drafts.called_function import Conversion
 from treeadapt.porting.drafts.finding import RowFinder
 from treeadapt.porting.drafts.finishing import finished
@@ -138,6 +139,11 @@ def draft_marked(
 
 def _way_back_notes(draft: MigrationDraft, source: Side, target: Side) -> Iterator[str]:
     """Say where a table has no way back from what it fills."""
+    rows = (row for table in draft.migration.tables for row in table.rows)
+    stuck = [row.text for row in rows if not (row.drops or leads_back(row))]
+    if stuck:
+        yield f"There is no way back: {listing(stuck)} cannot be read backwards."
+        return
     gone = {*draft.unexpected, *draft.missing}
     olds, news = (
         {p: side.leaves[p] for p in side.leaves if p not in gone}
