@@ -25,6 +25,7 @@ from treeadapt.text.names import listing
 _GROWS = 1.2  # times the difference, the smaller numbers are
 _MUCH = 5  # times the difference at usual size
 _DIVIDES = 1.8  # times the difference, with variances of a quarter
+_ADDED = 0.05  # of a difference may change, and it is the same
 _MOST_OF_EPSILON = 0.1  # of a difference at usual size
 _NONE_WHERE_SMALL = 1e-4
 _FAR_FEWER = 300  # times less than the whole difference is none
@@ -66,28 +67,42 @@ def _where_smaller(seen: Influences) -> str:
         large = [each for each in steps if each > LEAST]
         grows = all(two > _GROWS * one for one, two in itertools.pairwise(large))
         is_much = steps[-1] >= _MUCH * max(steps[1], LEAST)
-        if grows and is_much and len(large) > 1 and _divides(seen, (), (), kinds):
+        if grows and is_much and len(large) > 1 and not _is_added(seen, kinds):
             by = f"by {steps[1]:.1g} at usual size, by {steps[-1]:.1g} at a 20th"
             return _EPSILON.format(name, f": {by}")
     divisors = _divisors(seen)
     return _EPSILON.format(f"{_names(divisors)} is", "") if divisors else ""
 
 
-def _divides(seen: Influences, old: Unit, new: Unit, kinds: Sequence[str] = ()) -> bool:
-    """Return whether the models differ the more, the smaller leaves are.
-
-    Not relative to the answers: what is added to them, on one side only or as a large
-    vector on both, would look alike. Some leaves alone are made far smaller: without
-    biases that hide a difference, it grows too, but not for ever.
-    """
-    sizes = (1.0, 0.25) if kinds else (4.0, 1.0, 0.25, 1 / 16, 1 / 64)
-    steps = (
-        np.linalg.norm(
-            flat_of(seen.new.answers(new, size, **dict.fromkeys(kinds, size)))
-            - flat_of(seen.old.answers(old, size, **dict.fromkeys(kinds, size)))
-        )
+def _differences(
+    seen: Influences, old: Unit, new: Unit, kinds: Sequence[str], sizes: Sequence[float]
+) -> list[np.ndarray]:
+    """Return by how much answers differ, not relative, with leaves of some sizes."""
+    return [
+        flat_of(seen.new.answers(new, size, **dict.fromkeys(kinds, size)))
+        - flat_of(seen.old.answers(old, size, **dict.fromkeys(kinds, size)))
         for size in sizes
-    )
+    ]
+
+
+def _is_added(seen: Influences, kinds: Sequence[str]) -> bool:
+    """Return whether the same is added on one side, whatever size numbers have.
+
+    Relative to answers that get smaller, it grows as well.
+    """
+    usual, small = _differences(seen, (), (), kinds, (1.0, 0.25))
+    return bool(np.linalg.norm(usual - small) < _ADDED * np.linalg.norm(usual))
+
+
+def _divides(seen: Influences, old: Unit, new: Unit) -> bool:
+    """Return whether the models differ the more, the smaller some leaves are.
+
+    Not relative to the answers, which a large vector on both sides would change. The
+    leaves are made far smaller: without biases that hide a difference, it grows too,
+    but not for ever.
+    """
+    sizes = (4.0, 1.0, 0.25, 1 / 16, 1 / 64)
+    steps = map(np.linalg.norm, _differences(seen, old, new, (), sizes))
     return all(two > _DIVIDES * one for one, two in itertools.pairwise(steps))
 
 
