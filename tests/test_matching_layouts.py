@@ -6,7 +6,6 @@ Where the answers do not tell parts apart, it is said, and only there.
 from __future__ import annotations
 
 import jax
-import numpy as np
 import pytest
 from matched import Pair, arrays, silent
 from matched_layouts import experts, gated, grouped
@@ -77,9 +76,4 @@ def test_gates_that_add_up_follow_the_one_that_does_not(order):
     found = pair.match(limit=1_000)
     assert found.undecided == ()
     assert found.after < 1e-4
-    if found.found:
-        assert_right(pair, found)
-    else:
-        assert "no table says it" in found.why[-1]
-    assert found.found or order != "rzn"
-    assert np.isfinite(found.after)
+    assert_right(pair, found)
