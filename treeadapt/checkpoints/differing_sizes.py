@@ -163,12 +163,11 @@ def _stated(stored: Stored, there: int, wanted: int) -> str:
     # A malformed one would hide the error in whose message this is a hint.
     with contextlib.suppress(MigrationError):
         stated = {} if file is None else stated_sizes({"layers": _LAYERS}, file)
-    for number, key in stated.values():
-        missing = there < wanted == number
-        return (
-            f" {CONFIG} says {key} = {number:,}{', so files may be missing' * missing}."
-        )
-    return ""
+    if not stated:
+        return ""
+    number, key = stated["layers"]
+    missing = ", so files may be missing" if there < wanted == number else ""
+    return f" {CONFIG} says {key} = {number:,}{missing}."
 
 
 def _other_counts(
