@@ -17,8 +17,8 @@ import itertools
 import multiprocessing
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -851,14 +851,20 @@ def nested(leaves: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def wrong_tables(model: Model) -> Iterator[tuple[str, ta.Migration, dict[int, Any]]]:
-    """Yield every mistake of a model that fits and changes the answers."""
+#: The name of a mistake, and the rows that have it, by their place.
+Mistake: TypeAlias = tuple[str, dict[int, Any]]
+#: The name of a mistake, the table with it, and the rows that have it.
+WrongTable: TypeAlias = tuple[str, ta.Migration, dict[int, Any]]
+
+
+def seen(model: Model, mistakes: Iterable[Mistake]) -> Iterator[WrongTable]:
+    """Yield the tables with mistakes that fit and change the answers."""
     source, right = model.source(), model.table()
     params = nested(right(source))
     target = jax.eval_shape(lambda: params)
     apply = jax.jit(model.apply)
     answers = np.asarray(apply(params))
-    for name, rows in [*model.mistakes.items(), *common_mistakes(model)]:
+    for name, rows in mistakes:
         try:
             table = model.table(rows)
             made = nested(table(source, target))
@@ -868,31 +874,29 @@ def wrong_tables(model: Model) -> Iterator[tuple[str, ta.Migration, dict[int, An
             yield name, table, rows
 
 
-def several_wrong(
-    model: Model, num_rows: int, num_tables: int
-) -> Iterator[tuple[str, ta.Migration, dict[int, Any]]]:
+def wrong_tables(model: Model) -> Iterator[WrongTable]:
+    """Yield every mistake of a model that fits and changes the answers."""
+    yield from seen(model, [*model.mistakes.items(), *common_mistakes(model)])
+
+
+def several_wrong(model: Model, num_rows: int, num_tables: int) -> Iterator[WrongTable]:
     """Yield tables with several mistakes, in different rows, drawn at random."""
-    source, right = model.source(), model.table()
-    params = nested(right(source))
-    target = jax.eval_shape(lambda: params)
-    apply = jax.jit(model.apply)
-    answers = np.asarray(apply(params))
-    singles = [*wrong_tables(model)]
+    singles = [(name, rows) for name, _, rows in wrong_tables(model)]
     rng = np.random.default_rng(num_rows)
-    while num_tables:
-        drawn = [singles[i] for i in rng.choice(len(singles), num_rows, replace=False)]
-        places = [place for *_, rows in drawn for place in rows]
-        if len(set(places)) < len(places):
-            continue
-        rows = {place: new for *_, each in drawn for place, new in each.items()}
-        try:
-            table = model.table(rows)
-            made = nested(table(source, target))
-        except ta.MigrationError:
-            continue
-        if not np.allclose(apply(made), answers, rtol=1e-3, atol=1e-4):
-            num_tables -= 1
-            yield " + ".join(name for name, *_ in drawn), table, rows
+
+    def drawn() -> Iterator[Mistake]:
+        while True:
+            some = rng.choice(len(singles), num_rows, replace=False)
+            yield from together([singles[i] for i in some])
+
+    yield from itertools.islice(seen(model, drawn()), num_tables)
+
+
+def together(mistakes: Sequence[Mistake]) -> Iterator[Mistake]:
+    """Yield some mistakes as one, unless two are in one row."""
+    rows = {place: new for _, each in mistakes for place, new in each.items()}
+    if len(rows) == sum(len(each) for _, each in mistakes):
+        yield " + ".join(name for name, _ in mistakes), rows
 
 
 def rings(model: Model) -> Iterator[dict[int, Any]]:
@@ -911,36 +915,23 @@ def rings(model: Model) -> Iterator[dict[int, Any]]:
                 }
 
 
-def far_wrong(
-    model: Model, num_tables: int
-) -> Iterator[tuple[str, ta.Migration, dict[int, Any]]]:
+def far_wrong(model: Model, num_tables: int) -> Iterator[WrongTable]:
     """Yield tables with more mistakes than edits of one another: drawn at random.
 
     A ring of three rows with another mistake, or four mistakes in different rows.
     """
-    singles, circles = [*wrong_tables(model)], [*rings(model)]
-    apply, source, right = jax.jit(model.apply), model.source(), model.table()
-    target = jax.eval_shape(lambda: nested(right(source)))
-    answers = np.asarray(apply(nested(right(source))))
+    singles = [(name, rows) for name, _, rows in wrong_tables(model)]
+    circles = [(f"ring of {[*rows]}", rows) for rows in rings(model)]
     rng = np.random.default_rng(60)
-    while num_tables:
-        is_ring = bool(circles) and rng.random() < 0.5
-        ring = circles[rng.integers(len(circles))] if is_ring else {}
-        count = 1 if is_ring else 4
-        drawn = [singles[i] for i in rng.choice(len(singles), count, replace=False)]
-        parts = [ring, *(rows for *_, rows in drawn)]
-        rows = {place: new for part in parts for place, new in part.items()}
-        if len(rows) < sum(map(len, parts)):
-            continue  # two mistakes in one row
-        try:
-            table = model.table(rows)
-            made = nested(table(source, target))
-        except ta.MigrationError:
-            continue
-        if not np.allclose(apply(made), answers, rtol=1e-3, atol=1e-4):
-            num_tables -= 1
-            names = [f"ring of {[*ring]}"] * is_ring + [name for name, *_ in drawn]
-            yield " + ".join(names), table, rows
+
+    def drawn() -> Iterator[Mistake]:
+        while True:
+            is_ring = bool(circles) and rng.random() < 0.5
+            ring = [circles[rng.integers(len(circles))]] if is_ring else []
+            some = rng.choice(len(singles), 1 if is_ring else 4, replace=False)
+            yield from together([*ring, *(singles[i] for i in some)])
+
+    yield from itertools.islice(seen(model, drawn()), num_tables)
 
 
 @dataclasses.dataclass(frozen=True)

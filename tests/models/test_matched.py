@@ -112,6 +112,12 @@ LLAMA = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": False,
 }
+LARGER_LLAMA = {
+    "hidden_size": 30,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+}
 TWINS = {
     "gpt2": Twin(
         torch="GPT2LMHeadModel",
@@ -148,12 +154,7 @@ TWINS = {
         flax="FlaxLlamaForCausalLM",
         config="LlamaConfig",
         small=LLAMA,
-        large={
-            "hidden_size": 30,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-        },
+        large=LARGER_LLAMA,
     ),
     "mistral": Twin(
         torch="MistralForCausalLM",
@@ -161,12 +162,7 @@ TWINS = {
         config="MistralConfig",
         # No text is as long as its window, which is one longer in Flax.
         small=LLAMA,
-        large={
-            "hidden_size": 30,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-        },
+        large=LARGER_LLAMA,
     ),
     "vit": Twin(
         torch="ViTForImageClassification",
