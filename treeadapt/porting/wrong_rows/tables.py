@@ -2,7 +2,7 @@
 
 Takes a migration and both sides; gives states, the tables one edit away from each, and
 their params. A state says which rows are others than in the given table. See
-``migrations.alternatives`` for what a row could mean, and ``find`` for what is tried.
+``porting.row_edits`` for what a row could mean, and ``find`` for what is tried.
 """
 
 from __future__ import annotations
