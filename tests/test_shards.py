@@ -420,3 +420,87 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path):
             ta.read_metadata(path)
         said = f"'{file}' is a link to '../../blobs/gone', which is not there."
         assert str(caught.value).endswith(said)
+
+
+PARTS = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A folder of three shards, and its tree."""
+    tree = {f"layers.{n}.w": np.full(4, n, np.float32) for n in range(3)}
+    ta.save(tmp_path / "three [1]", tree, max_shard_bytes=16)
+    assert shards_of(tmp_path / "three [1]") == PARTS
+    return tmp_path / "three [1]", tree
+
+
+def listed_elsewhere(folder, name, shard):
+    document = index_of(folder)
+    document["weight_map"][name] = shard
+    (folder / INDEX).write_text(json.dumps(document))
+
+
+def without_index(folder):
+    (folder / INDEX).unlink()
+
+
+def with_a_shard_of_another_count(folder):
+    listed_elsewhere(folder, "layers.2.w", "model-00003-of-00004.safetensors")
+
+
+def with_a_leaf_in_another_shard(folder):
+    listed_elsewhere(folder, "layers.2.w", PARTS[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without_index, f"there is no '{INDEX}', .* of its 3 shards"),
+        (
+            with_a_shard_of_another_count,
+            "00003-of-00004.safetensors', .* is not a file in it",
+        ),
+        (with_a_leaf_in_another_shard, "disagree .*: 'layers.2.w'"),
+    ],
+)
+def test_a_wrong_index_is_written_by_the_lines_in_the_error(three, change, says):
+    folder, tree = three
+    change(folder)
+    for read in (ta.load, ta.read_metadata, lambda path: ta.load(path, tree)):
+        with pytest.raises(ta.CheckpointError, match=says) as caught:
+            read(folder)
+    exec(str(caught.value).partition("there:\n")[2], {})
+    same(ta.load(folder, zeros_of(tree)), tree)
+    assert set(index_of(folder)) == {"metadata", "weight_map"}  # as transformers reads
+
+
+@pytest.mark.parametrize("gone", [PARTS[1:], [PARTS[1]], [PARTS[1], INDEX]])
+def test_shards_that_are_lacking_are_named_with_what_gets_them(three, gone):
+    folder, _ = three
+    for name in gone:
+        (folder / name).unlink()
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(folder)
+    names = " ".join(gone)
+    command = f"hf download ORG/NAME {names} --local-dir '{folder}'."
+    assert str(caught.value).endswith(command)
+    assert ("it has 2 of 3 shards" in str(caught.value)) == (INDEX in gone)
+
+
+def test_half_of_a_download_is_not_taken_for_a_model(three):
+    folder, tree = three
+    for name in (INDEX, *PARTS[1:]):
+        (folder / name).unlink()
+    with pytest.raises(ta.CheckpointError, match="it has 1 of 3 shards"):
+        ta.load(folder)
+    assert list(ta.load(folder / PARTS[0])) == ["layers.0.w"]  # as it is asked for
+    says = f"By its name it is one of 3 shards. To load all of them: ta.load('{folder}'"
+    with pytest.raises(ta.CheckpointError) as caught:
+        ta.load(folder / PARTS[0], tree)
+    assert says in str(caught.value)
+
+
+def test_one_of_one_shard_is_whole_without_an_index(tmp_path):
+    tree = {"a": np.arange(3.0)}
+    ta.save(tmp_path / "model-00001-of-00001.safetensors", tree)
+    same(ta.load(tmp_path), tree)

@@ -28,7 +28,11 @@ from treeadapt.checkpoints import (
 )
 from treeadapt.checkpoints.errors import AGAIN, refuse
 from treeadapt.checkpoints.remote import HEAD_BYTES, AnyPath, RemotePath, read_range
-from treeadapt.checkpoints.shard_index import ending_of_shards
+from treeadapt.checkpoints.shard_index import (
+    broken_link,
+    ending_of_shards,
+    without_index,
+)
 from treeadapt.text.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
@@ -72,7 +76,7 @@ def near_name(name: Path) -> str:
     """Return what a missing checkpoint may be called, as a hint, or ""."""
     folder = name.parent
     if name.is_symlink():
-        return f" {_broken(name)}"
+        return f" {broken_link(name)}"
     if not folder.is_dir():
         hub = hub_hint(str(name))
         return f" There is no folder {listing([str(folder)])}.{hub}"
@@ -104,12 +108,6 @@ def hub_hint(text: str) -> str:
         f'pip install "treeadapt[hub]"), or run {command}, and load the folder that it '
         "prints."
     )
-
-
-def _broken(link: Path) -> str:
-    """Say that a link, such as one in a copied cache, leads nowhere."""
-    name, to = listing([str(link)]), listing([os.readlink(link)])
-    return f"{name} is a link to {to}, which is not there."
 
 
 def format_of(
@@ -264,6 +262,10 @@ def located(name: AnyPath) -> tuple[AnyPath, str]:
         return name, kind
     names = checkpoints_in(name) if is_folder else []
     standard = [each for each in names if each.name in _STANDARD]
+    if not standard:
+        lacking, cure = without_index(name, names)
+        if lacking:
+            refuse(name, lacking, cure)
     first, *others = standard or names or [name]
     if first != name and not others:
         chosen = name if first.is_dir() or first.name in _FOLDERS else first
@@ -305,5 +307,5 @@ def proposal(folder: AnyPath) -> str:
         return f"It holds {listing(latest[::-1])}. Name one of them."
     for link in folder.glob("[!.]*.safetensors*"):
         if isinstance(link, Path) and not link.exists():
-            return _broken(link)
+            return broken_link(link)
     return ""

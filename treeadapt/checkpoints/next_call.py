@@ -16,7 +16,7 @@ from treeadapt.checkpoints.load_report import compare_with_target
 from treeadapt.checkpoints.migrated import source_of
 from treeadapt.checkpoints.record import SHAPES, TREE, Stored
 from treeadapt.checkpoints.remote import AnyPath
-from treeadapt.checkpoints.shard_index import index_that_lists
+from treeadapt.checkpoints.shard_index import ShardSet, index_that_lists
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.loading import load_migration
 from treeadapt.migrations.migration import Migration
@@ -109,15 +109,22 @@ def _by_type(stored: Stored) -> list[str]:
 
 def all_shards(stored: Stored) -> str:
     """Return a sentence with the call that loads all, if this is one of some shards."""
-    index, shards = (None, {}) if _is_tree(stored) else index_that_lists(stored.path)
-    if index is None:
+    if _is_tree(stored):
         return ""
-    whole = index.parent if index.name in _OF_FOLDERS else index
+    path = stored.path
+    index, shards = index_that_lists(path)
+    says, count, whole = "It is", len({*shards.values()}), path.parent
+    if index is None and (by_name := ShardSet.of(path)):
+        says, count = "By its name it is", int(by_name.count)
+    elif index is not None and index.name not in _OF_FOLDERS:
+        whole = index
+    if count < 2:
+        return ""
     name = listing([str(whole)])
     cure = worded(
         f"To load all of them: ta.load({name}, ...).", f"Name {name} instead."
     )
-    return f"It is one of {len({*shards.values()})} shards. {cure}"
+    return f"{says} one of {count} shards. {cure}"
 
 
 def tables_that_take(

@@ -8,7 +8,11 @@ never leads to another folder.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import glob
+import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +22,66 @@ from treeadapt.checkpoints.record import MAX_LEAVES, Leaf, Stored, has_version
 from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
 from treeadapt.errors import CheckpointError
 from treeadapt.text.data_files import parse_json
-from treeadapt.text.names import listing
+from treeadapt.text.names import listing, plural
 
 MARK = "treeadapt"  # the only entry of an index's metadata with a meaning here
 _MAX_INDEX_BYTES = 64 * 2**20
 # Of a variant, such as ``fp16``, the index of ``model.fp16-00001-of-00002.safetensors``
 # is ``model.safetensors.index.fp16.json``.
 _NAME = re.compile(r"(.+)\.([a-z]+)\.index((?:\.[^.]+)?)\.json")
+_SHARD = re.compile(r"(.+?)((?:\.[^.]+)?)-(\d{1,5})-of-(\d{1,5})\.([a-z]+)")
+# Transformers reads both entries.
+_TO_WRITE = """
+import json, pathlib, treeadapt as ta
+folder = pathlib.Path({folder!r})
+files = sorted(folder.glob({pattern!r}))
+shards = {{name: x.name for x in files for name in ta.read_metadata(x, decode=False)}}
+(folder / {index!r}).write_text(json.dumps({{"metadata": {{}}, "weight_map": shards}}))
+"""
 _OUTWARD = re.compile(r"^\.|[^\w.,+=@~ ()\[\]-]")  # in a URL it may lead elsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardSet:
+    """Files that are all shards of one checkpoint by their names.
+
+    Attributes:
+        stem: ``model`` of ``model.fp16-00001-of-00002.safetensors``.
+        variant: ``.fp16`` of it; mostly "".
+        count: ``00002`` of it.
+        ending: ``safetensors`` of it.
+    """
+
+    stem: str
+    variant: str
+    count: str
+    ending: str
+
+    @classmethod
+    def of(cls, file: AnyPath) -> ShardSet | None:
+        """Return the set that a file is in by its name; None for any other file."""
+        match = _SHARD.fullmatch(file.name)
+        return cls(*match.group(1, 2, 4, 5)) if match else None
+
+    @property
+    def index(self) -> str:
+        """The name of the index that lists them."""
+        return f"{self.stem}.{self.ending}.index{self.variant}.json"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all shards."""
+        width = len(self.count)
+        return [
+            f"{self.stem}{self.variant}-{n:0{width}}-of-{self.count}.{self.ending}"
+            for n in range(1, int(self.count) + 1)
+        ]
+
+    def to_write(self, folder: AnyPath) -> str:
+        """Return lines of Python that write the index, if all shards are there."""
+        start = glob.escape(f"{self.stem}{self.variant}-")
+        pattern = f"{start}*-of-{self.count}.{self.ending}"
+        return _TO_WRITE.format(folder=str(folder), pattern=pattern, index=self.index)
 
 
 def ending_of_shards(path: AnyPath) -> str:
@@ -166,7 +222,8 @@ def joined_shards(
     }
     if wrong:
         problem = "its index and its files disagree on which tensors are in which file"
-        refuse(path, f"{problem}: {listing(sorted(wrong), limit=3)}")
+        problem += f": {listing(sorted(wrong), limit=3)}"
+        refuse(path, problem, _cure(index.parent, index.name, [index.name]))
     table = {name: table[name] for name in listed} | table  # in the order of the index
     return Stored(path, table, hash=text, doubts=tuple(doubts))
 
@@ -181,13 +238,16 @@ def _files(path: AnyPath, index: AnyPath) -> tuple[dict[str, AnyPath], str]:
     files: dict[str, Any] = {}
     for shard in names.values():  # all before any is opened
         is_outward = isinstance(index, RemotePath) and _OUTWARD.search(shard)
-        if Path(shard).name != shard or is_outward:
+        if Path(shard).name != shard or shard in ("", "..") or is_outward:
             refuse(path, f"{listing([shard])}, in its index, is not a file in it")
         files[shard] = index.parent / shard
     there = mapped(_is_there, files.values())
-    for shard, is_there in zip(files, there, strict=True):
-        if not is_there:
-            refuse(path, f"{listing([shard])}, in its index, is not a file in it")
+    gone = [name for name, is_there in zip(files, there, strict=True) if not is_there]
+    if gone:
+        count = plural(len(files), "shard")
+        problem = f"{listing(gone, limit=3)}, in its index of {count}, "
+        problem += "is not a file in it" if len(gone) == 1 else "are not files in it"
+        refuse(path, problem, _cure(index.parent, index.name, gone))
     return {name: files[shard] for name, shard in names.items()}, text
 
 
@@ -197,3 +257,59 @@ def _is_there(file: AnyPath) -> bool:
     if is_there and isinstance(file, RemotePath):
         file.head()
     return is_there
+
+
+def without_index(folder: AnyPath, files: Collection[AnyPath]) -> tuple[str, str]:
+    """Return what shards lack that no index lists, and what to do.
+
+    Args:
+        folder: that has them.
+        files: all the checkpoints in it.
+
+    Returns:
+        Two texts; empty unless all files are shards of one set by their names, and a
+        single one is not all of its set.
+    """
+    (shards, *others) = {ShardSet.of(file) for file in files} or {None}
+    if shards is None or others:
+        return "", ""
+    there = {file.name for file in files}
+    gone = [name for name in shards.names if name not in there]
+    if not gone and len(there) == 1:
+        return "", ""
+    count, index = plural(len(shards.names), "shard"), listing([shards.index])
+    problem = f"it has {len(there)} of {count}, and no index, {index}"
+    if not gone:
+        problem = f"there is no {index}, which says what is in which of its {count}"
+    return problem, _cure(folder, shards.index, [*gone, shards.index])
+
+
+def _cure(folder: AnyPath, index: str, lacking: list[str]) -> str:
+    """Say how to come by what is lacking next to shards.
+
+    Args:
+        folder: of the shards.
+        index: its name, whether or not it is there.
+        lacking: names of files, which are not there or are wrong.
+    """
+    shown = listing(lacking, limit=3)
+    if isinstance(folder, RemotePath):
+        return f"Copy {shown} there again."
+    for link in (folder / name for name in lacking):
+        if link.is_symlink() and not link.exists():
+            return broken_link(link)
+    names = lacking if len(lacking) <= 3 else []
+    words = ["hf", "download", "ORG/NAME", *names, "--local-dir", str(folder)]
+    cure = f"Get {shown} from where the rest is from, as with {shlex.join(words)}"
+    there = {file.name for file in folder.glob("[!.]*-of-*") if file.is_file()}
+    sets = {ShardSet.of(folder / name) for name in there}
+    whole = [x for x in sets if x and x.index == index and there.issuperset(x.names)]
+    if len(whole) != 1:
+        return f"{cure}."
+    return f"{cure}, or write the index of what is there:{whole[0].to_write(folder)}"
+
+
+def broken_link(link: Path) -> str:
+    """Say that a link, such as one in a copied cache, leads nowhere."""
+    name, to = listing([str(link)]), listing([os.readlink(link)])
+    return f"{name} is a link to {to}, which is not there."
