@@ -156,31 +156,50 @@ def unused_lines(
     Arguments as for ``misses`` and ``advice_lines``; ``lists`` are the lists of
     patterns that have the entries, each perhaps one path, typed as a tuple of keys.
     """
-    groups = list(fold([text for text, _ in entries]).items())
-    firsts = []
-    for text, members in groups:
-        first = ", the first" if len(members) > 1 else ""
-        firsts.append((text + first, entries[members[0]][1]))
     arrays = sorted(names.arrays, key=natural)
     lists_paths = len(arrays) <= MAX_LISTED
-    rows = [*advice_lines(firsts, names, lists_paths=lists_paths)]
+    rows = advice_lines(_alike_as_one(entries), names, lists_paths=lists_paths)
     noun = "array or layer" if names.plan.has_layers else "array"
-    lines = section(f"{misses(len(entries), whose, len(arrays), noun)}:", rows)
+    first = f"{misses(len(entries), whose, len(arrays), noun)}:"
+    texts = [entry for _, entry in entries if isinstance(entry, str)]
+    return [
+        *section(first, [*rows]),
+        *_paths_as_tuples(lists, names),
+        *_names_below_a_node(texts, arrays, names),
+        *([paths_text(arrays)] if lists_paths else ()),
+    ]
+
+
+def _alike_as_one(entries: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the first of the entries that differ in a number only, called that."""
+    groups = fold([text for text, _ in entries])
+    return [
+        (f"{text}, the first" if len(members) > 1 else text, entries[members[0]][1])
+        for text, members in groups.items()
+    ]
+
+
+def _paths_as_tuples(lists: Sequence[Sequence[Any]], names: Names) -> Iterator[str]:
+    """Yield a line on lists of patterns that are the keys of one path of the tree."""
     keys = [
         each for each in lists[:_MAX_ADVISED] if all(isinstance(x, str) for x in each)
     ]
     if paths := names.matched("/".join(each) for each in keys if len(each) > 1):
-        lines.append(
+        yield (
             "A tuple or list is of several patterns. If it is meant as one path, write "
             f"{listing(paths)}."
         )
-    texts = [entry for _, entry in entries if isinstance(entry, str)]
+
+
+def _names_below_a_node(
+    texts: Sequence[str], arrays: Sequence[str], names: Names
+) -> Iterator[str]:
+    """Yield a line if several patterns match something below the node of all arrays."""
     for top in tops(arrays):
         lower = [f"{top}/{text}" for text in texts if not text.startswith("**/")]
         if len(names.matched(lower)) > 1:
-            lines.append(below_text(top, len(arrays)))
-            break
-    return [*lines, paths_text(arrays)] if lists_paths else lines
+            yield below_text(top, len(arrays))
+            return
 
 
 def tops(paths: Sequence[str]) -> list[str]:
