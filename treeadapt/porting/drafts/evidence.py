@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +23,7 @@ from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.links import Link, NumberedLeaf, find_links, leaf_of
 from treeadapt.porting.drafts.merging import canonical
 from treeadapt.porting.drafts.numbers import (
+    Lookup,
     Origins,
     bits,
     contents,
@@ -57,9 +58,24 @@ Read: TypeAlias = Callable[[int, str], np.ndarray]
 Crops: TypeAlias = Mapping[tuple[int, str], tuple[tuple[int, int], ...]]
 
 #: Leaves of the source, and of the target, and the links between them.
-LeftLinks: TypeAlias = tuple[
+LinkedLeaves: TypeAlias = tuple[
     Sequence[NumberedLeaf], Sequence[NumberedLeaf], Sequence[Link]
 ]
+
+
+class _Multiple(NamedTuple):
+    """The numbers of some leaves as those of others, times something, plus something.
+
+    Attributes:
+        scale: what the numbers of the source are multiplied by.
+        offset: what is added to the product.
+        arrays: the products, by path of the source, in the shapes that these have.
+    """
+
+    scale: float
+    offset: float
+    arrays: dict[str, np.ndarray]
+
 
 _NO_CROPS: Crops = {}
 _UNCHANGED: Mapping[str, Any] = {}
@@ -89,8 +105,10 @@ class Evidence:
         first = self.source.with_dtypes(old), self.target.with_dtypes(new)
         return Evidence([first, *self.calls[1:]])
 
-    def left(self, rows: Iterable[DraftRow]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the leaves of both sides that no row has."""
+    def without_row(
+        self, rows: Iterable[DraftRow]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the leaves of both sides that no row has, live or not, by path."""
         olds = {path for row in rows for path in row.source_paths}
         news = {path for row in rows for path in row.target_paths}
         return (
@@ -109,21 +127,18 @@ class Evidence:
     def rows(self) -> tuple[list[DraftRow], bool]:
         """Return the rows that numbers show; whether any are in common."""
         ones, twos = [*self.source.leaves], [*self.target.leaves]
-        found = self._found(ones, twos)
-        origins, first, constant = found[0]
-        have_common = have_numbers_in_common(
-            own for path, own in origins.items() if not constant[path]
-        )
+        lookups = self._lookups(ones, twos)
+        have_common = have_numbers_in_common(lookups[0].varied().values())
         twins: dict[str, list[str]] = {}
-        for number, owner in enumerate(first):
-            if number != owner:
-                twins.setdefault(ones[owner], []).append(ones[number])
-        drafted = self._rows(ones, twos, self._known(found))
+        for number, first in enumerate(lookups[0].first_equal):
+            if number != first:
+                twins.setdefault(ones[first], []).append(ones[number])
+        drafted = self._rows(ones, twos, self._known(lookups))
         rows = [_with_twins(row, twins) for row in drafted]
         for offset in (1.0, -1.0):
-            rows += self._shifted(*self.left(rows), offset)
+            rows += self._shifted(*self.without_row(rows), offset)
         for step in (self._cropped, self._scaled):
-            rows += step(*self.left(rows))
+            rows += step(*self.without_row(rows))
         return rows, have_common
 
     def linked(
@@ -145,7 +160,7 @@ class Evidence:
             changed: fields of the rows: what was done to the numbers.
         """
         sources, targets, crops = [*ones], [*twos], crops or {}
-        known = self._known(self._found(sources, targets, old, crops))
+        known = self._known(self._lookups(sources, targets, old, crops))
         return self._rows(sources, targets, known, crops, changed)
 
     def _rows(
@@ -163,14 +178,14 @@ class Evidence:
 
     def counted(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """Return what numbers show of arrays whose names are only numbers, at last."""
-        links = self.left_links(rows)
-        return [*self._fitting(rows_of_counted_names(*links), {}, {})]
+        linked = self.linked_without_live_row(rows)
+        return [*self._fitting(rows_of_counted_names(*linked), {}, {})]
 
     def reordered(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """Return rows that ``take`` numbers, of leaves that no live row has."""
-        _, news, links = self.left_links(rows)
+        _, news, links = self.linked_without_live_row(rows)
         linked = {link.ends[0].path for link in links}
-        free = {*self.left([row for row in rows if row.is_live])[0]} - linked
+        free = {*self.without_row([row for row in rows if row.is_live])[0]} - linked
         olds = self._leaves(0, [*self.source.leaves], {})
         whole = (
             self._with_left_out(r, free) for r in rows_of_orders(olds, news, links)
@@ -193,15 +208,20 @@ class Evidence:
         pairs = (*row.pairs, *(((path,), ()) for path in gone))
         return dataclasses.replace(row, pairs=pairs) if {*free} >= {*gone} else None
 
-    def left_links(self, rows: Sequence[DraftRow]) -> LeftLinks:
-        """Return the leaves of both sides that no live row has, and their links."""
+    def linked_without_live_row(self, rows: Sequence[DraftRow]) -> LinkedLeaves:
+        """Return the leaves of ``without_row`` with their links, if none is live.
+
+        A row that numbers contradict leaves its leaves to others.
+        """
         live = [row for row in rows if row.is_live]
-        ones, twos = map(list, self.left(live))
+        ones, twos = map(list, self.without_row(live))
         olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
-        known = self._known(self._found(ones, twos))
+        known = self._known(self._lookups(ones, twos))
         return olds, news, find_links(olds, news, known, _LEAST_SHARE)
 
-    def _leaves(self, side: int, paths: Sequence[str], crops: Crops) -> list[Any]:
+    def _leaves(
+        self, side: int, paths: Sequence[str], crops: Crops
+    ) -> list[NumberedLeaf]:
         leaves = (self.source, self.target)[side].leaves
         return [
             leaf_of(path, tuple(b - a for a, b in crops[side, path]))
@@ -210,14 +230,14 @@ class Evidence:
             for path in paths
         ]
 
-    def _found(
+    def _lookups(
         self,
         ones: Sequence[str],
         twos: Sequence[str],
         old: Read | None = None,
         crops: Crops = _NO_CROPS,
-    ) -> list[Any]:
-        """Return what ``find_origins`` does for some leaves, in each call."""
+    ) -> list[Lookup]:
+        """Return where numbers of some leaves are, in each call (see ``linked``)."""
 
         def reading(side: int, nth: int, path: str) -> Callable[[], np.ndarray]:
             def read() -> np.ndarray:
@@ -238,12 +258,12 @@ class Evidence:
             for nth in range(len(self.calls))
         ]
 
-    def _known(self, found: Sequence[Any]) -> dict[str, Origins]:
+    def _known(self, lookups: Sequence[Lookup]) -> dict[str, Origins]:
         """Return where the numbers of targets are, in all calls alike."""
-        is_distinct = len(self.calls) > 1
+        # What is constant in one of two calls by chance is not so in the other one.
+        is_called_twice = len(lookups) > 1
         every = [
-            {p: own for p, own in origins.items() if is_distinct or not constant[p]}
-            for origins, _, constant in found
+            lookup.origins if is_called_twice else lookup.varied() for lookup in lookups
         ]
         return {
             path: known_in_all(
@@ -266,7 +286,11 @@ class Evidence:
                     yield whole
 
     def _pads(self, row: DraftRow, crops: Crops) -> dict[str, Any] | None:
-        """Return what a row adds and cuts off; None if its leaves differ in it."""
+        """Return what a row cuts off, or adds; None if no row can say that.
+
+        Its leaves may differ in it. Nor does a row both cut and pad: in the notation
+        either its way there pads, or its way back does.
+        """
         fields: dict[str, Any] = {}
         for side, name in enumerate(("cuts", "pads")):
             every = {
@@ -276,7 +300,8 @@ class Evidence:
             if len(every) > 1 or None in every:
                 return None
             fields[name] = every.pop()
-        return None if all(fields.values()) else fields
+        does_both = all(fields.values())
+        return None if does_both else fields
 
     def _widths(
         self, row: DraftRow, side: int, path: str, crops: Crops
@@ -346,8 +371,8 @@ class Evidence:
             if box and box != _whole(twos[path].shape):
                 crops[1, path] = box
         places: dict[str, list[np.ndarray]] = {}
-        found = self._found([*ones], [*twos], crops=crops)
-        for own in self._known(found).values():
+        known = self._known(self._lookups([*ones], [*twos], crops=crops))
+        for own in known.values():
             for number, path in enumerate(ones):
                 places.setdefault(path, []).append(own.places[own.leaves == number])
         for path, every in places.items():
@@ -371,18 +396,19 @@ class Evidence:
         for olds, news in itertools.product(*groups):
             if done & {*olds, *news}:
                 continue
-            lines = [
-                self._line(nth, olds, news, crops) for nth in range(len(self.calls))
-            ]
-            slopes = {line[:2] for line in lines if line}
-            if not all(lines) or len(slopes) > 1:
+            tried = (
+                self._multiple(n, olds, news, crops) for n in range(len(self.calls))
+            )
+            multiples = [each for each in tried if each]
+            lines = {(each.scale, each.offset) for each in multiples}
+            if len(multiples) < len(self.calls) or len(lines) > 1:
                 continue
-            ((scale, offset),) = slopes
+            ((scale, offset),) = lines
             if not offset:
-                scale = exact_factor(scale, self._factored(olds, lines))
+                scale = exact_factor(scale, self._factored(olds, multiples))
 
-            def read(nth: int, path: str, lines: Any = lines) -> np.ndarray:
-                return lines[nth][2][path]
+            def read(nth: int, path: str, multiples: Any = multiples) -> np.ndarray:
+                return multiples[nth].arrays[path]
 
             for row in self.linked(
                 olds, news, old=read, crops=crops, scale=scale, offset=offset
@@ -390,10 +416,13 @@ class Evidence:
                 done |= {*row.source_paths, *row.target_paths}
                 yield row
 
-    def _line(
+    def _multiple(
         self, nth: int, olds: Sequence[str], news: Sequence[str], crops: Crops
-    ) -> tuple[float, float, dict[str, np.ndarray]] | None:
-        """Return scale, offset, and the sources with the numbers of the same rank."""
+    ) -> _Multiple | None:
+        """Return leaves with the numbers of others that have the same rank there.
+
+        None where ranks do not show a factor, or show that nothing is changed.
+        """
         source, target = self.calls[nth]
         if sum(source.leaves[path].size for path in olds) > _MOST_NUMBERS:
             return None
@@ -412,14 +441,14 @@ class Evidence:
             path: part.reshape(array.shape)
             for path, part, array in zip(olds, parts, sources, strict=True)
         }
-        return *line, arrays
+        return _Multiple(*line, arrays)
 
     def _factored(
-        self, olds: Sequence[str], lines: Sequence[Any]
+        self, olds: Sequence[str], multiples: Sequence[_Multiple]
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield arrays of the source, and what they were multiplied to."""
-        for (source, _), line in zip(self.calls, lines, strict=True):
-            yield from ((source.array(path), line[2][path]) for path in olds)
+        for (source, _), products in zip(self.calls, multiples, strict=True):
+            yield from ((source.array(path), products.arrays[path]) for path in olds)
 
     def fits(self, row: DraftRow) -> bool:
         """Return whether a row fits the shapes of both sides."""
@@ -499,7 +528,7 @@ class Evidence:
         links = []
         for ones, twos in row.pairs:
             olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
-            known = self._known(self._found(ones, twos))
+            known = self._known(self._lookups(ones, twos))
             links += find_links(olds, news, known, _LEAST_WITHIN)
         olds = self._leaves(0, row.source_paths, {})
         news = self._leaves(1, row.target_paths, {})

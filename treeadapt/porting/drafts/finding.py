@@ -56,7 +56,7 @@ class FoundRows:
     def left(self) -> tuple[list[str], list[str]]:
         """Leaves of both sides that no live row has, but for unread ones."""
         live = [row for row in self.rows if row.is_live]
-        sources, targets = self.evidence.left(live)
+        sources, targets = self.evidence.without_row(live)
         gone = {*(self.unread or ())}
         return [path for path in sources if path not in gone], [*targets]
 
@@ -107,7 +107,7 @@ class RowFinder:
         evidence = Evidence(between.calls)
         rows = _rows(evidence, self.words, notes, self.stated)
         rows = [_marked(row, self.marks, between) for row in rows]
-        left = evidence.left(row for row in rows if row.is_live)[0]
+        left = evidence.without_row(row for row in rows if row.is_live)[0]
         if unread is None and self.conversion is not None:
             unread = self.conversion.unread([*left])
         if unread is not None:
@@ -228,7 +228,7 @@ def _proposed(
     evidence: Evidence, words: Words, rows: Sequence[DraftRow], notes: list[str]
 ) -> list[DraftRow]:
     """Return what names and shapes propose for leaves that no row has."""
-    proposed, crowded = propose(*evidence.left(rows), words, rows)
+    proposed, crowded = propose(*evidence.without_row(rows), words, rows)
     if crowded:
         note = (
             f"{plural(crowded, 'leaf')} of the source not looked at: too many names "
@@ -242,7 +242,7 @@ def _of_other_sizes(
     evidence: Evidence, rows: Sequence[DraftRow], words: Words
 ) -> Iterator[DraftRow]:
     """Yield rows that repeat numbers of few bits: names say which leaves to compare."""
-    ones, twos = map(families, evidence.left(rows))
+    ones, twos = map(families, evidence.without_row(rows))
     if len(ones) * len(twos) > _MOST_PAIRS:
         return
     meanings = [[{*words.of(each.text)} for each in side] for side in (ones, twos)]

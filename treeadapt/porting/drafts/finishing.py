@@ -210,7 +210,7 @@ def _sharing(
     ):
         if a.arrays is None or b.arrays is None:
             return {}
-        origins, _, constant = find_origins(
+        lookup = find_origins(
             [a.arrays[path] for path in sources],
             [a.leaves[path].dtype for path in sources],
             {path: b.arrays[path] for path in targets},
@@ -219,8 +219,7 @@ def _sharing(
             [leaf_of(path, side.leaves[path].shape) for path in paths]
             for side, paths in ((a, sources), (b, targets))
         )
-        varied = {path: own for path, own in origins.items() if not constant[path]}
-        for link in find_links(olds, news, varied):
+        for link in find_links(olds, news, lookup.varied()):
             source, target = link.ends if a is from_side else link.ends[::-1]
             shared.setdefault(target.path, {})[source.path] = None
     return {path: tuple(shared[path]) for path in missing if path in shared}

@@ -86,7 +86,7 @@ class NearerSides:
         self, evidence: Evidence, rows: Sequence[DraftRow]
     ) -> Iterator[NearerSides]:
         """Yield the same with a number of paths that is two, as left leaves show."""
-        found = blocks_of_links(*evidence.left_links(rows))
+        found = blocks_of_links(*evidence.linked_without_live_row(rows))
         for blocks, _ in found.most_common():
             if spelled := self._spelled(*blocks):
                 yield spelled

@@ -46,6 +46,28 @@ class Origins:
         return len(self.flat) / self.total if self.total else 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """What looking the numbers of a target up in a source gives.
+
+    Attributes:
+        origins: where they are, by path of the target.
+        constant: whether all numbers of a leaf are one, by path of the target. Of one
+            number are those that are 0 or 1, as all are whose paths differ in numbers
+            only.
+        first_equal: for each leaf of the source, the index of the first one that has
+            the same numbers: its own, mostly.
+    """
+
+    origins: dict[str, Origins]
+    constant: dict[str, bool]
+    first_equal: list[int]
+
+    def varied(self) -> dict[str, Origins]:
+        """Return where the numbers are of leaves that are not constant."""
+        return {p: own for p, own in self.origins.items() if not self.constant[p]}
+
+
 @functools.lru_cache(maxsize=1_024)
 def sample(shape: tuple[int, ...]) -> np.ndarray:
     """Return flat indices to look up, the same for all leaves of a shape."""
@@ -98,18 +120,13 @@ def find_origins(
     source: Sequence[Callable[[], np.ndarray]],
     dtypes: Sequence[Any],
     target: Mapping[str, Callable[[], np.ndarray]],
-) -> tuple[dict[str, Origins], list[int], dict[str, bool]]:
+) -> Lookup:
     """Look the numbers of a target up in a source.
 
     Args:
         source: give the arrays, one at a time.
         dtypes: of them.
         target: give the arrays, by path.
-
-    Returns:
-        What is known, by path; for each leaf of the source, the number of the first
-        one that has the same numbers; which leaves of the target are constant. Of one
-        number are those that are 0 or 1, as all are whose paths differ in numbers only.
     """
     wanted: dict[Any, list[tuple[str, np.ndarray, np.ndarray]]] = {}
     constant: dict[str, bool] = {}
@@ -134,7 +151,7 @@ def find_origins(
         dtype: _Table(_distinct(np.concatenate([seen for *_, seen in leaves])))
         for dtype, leaves in wanted.items()
     }
-    first = list(range(len(source)))
+    first_equal = list(range(len(source)))
     seen_leaves: dict[Any, int] = {}
     for number, (read, dtype) in enumerate(zip(source, dtypes, strict=True)):
         array = read()
@@ -143,7 +160,7 @@ def find_origins(
             continue
         key = array.shape, array.dtype, source_numbers[sample(array.shape)].tobytes()
         if not is_constant(array) and seen_leaves.setdefault(key, number) != number:
-            first[number] = seen_leaves[key]
+            first_equal[number] = seen_leaves[key]
             continue
         for new, table in tables.items():
             if castable(dtype, new):
@@ -152,7 +169,7 @@ def find_origins(
     for dtype, leaves in wanted.items():
         for path, flat, seen in leaves:
             origins[path] = tables[dtype].look_up(flat, seen)
-    return origins, first, constant
+    return Lookup(origins, constant, first_equal)
 
 
 _BY_CHANCE = 0.37  # of the numbers of a leaf, at most, the source has once
