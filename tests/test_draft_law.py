@@ -455,7 +455,7 @@ def test_what_no_drafted_row_says_is_not_a_drop(is_back):
     draft = ta.draft_migration(*pair[:: -1 if is_back else 1])
     assert len(draft.missing) == len(draft.unexpected) == 1
     text = draft.to_toml()
-    assert "numbers in common, in an order that no row gives" in text
+    assert "numbers in common, in an order that no row found here gives" in text
     assert f"#     {draft.missing[0]} and {draft.unexpected[0]}" in text
     assert "drop" not in text
 

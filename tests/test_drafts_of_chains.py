@@ -296,3 +296,75 @@ def test_another_size_answers_the_marks_of_two_tables():
     assert report, str(report)
     left = {row.notes.check for row in report.migration.rows}
     assert {"length", "numbers"} <= left
+
+
+def directions(
+    layers: int, i: int, h: int, ends: tuple[str, str], *, adds: bool
+) -> Made:
+    """A GRU of two directions in one array each, with the second of its gates first."""
+    shapes: dict[str, tuple[int, ...]] = {"head": (5, h)}
+    for n in range(layers):
+        for end in ends:
+            shapes |= {
+                f"rnn.weight_ih_l{n}{end}": (3 * h, 2 * h if n else i),
+                f"rnn.weight_hh_l{n}{end}": (3 * h, h),
+                f"rnn.bias_ih_l{n}{end}": (3 * h,),
+                f"rnn.bias_hh_l{n}{end}": (3 * h,),
+            }
+
+    def convert(w: Leaves) -> Leaves:
+        made = {"out": w["head"].T}
+        for n in range(layers):
+            of_layer = {}
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                arrays = [w[f"rnn.{name}_l{n}{end}"] for end in ends]
+                gates = [a.reshape(3, h, *a.shape[1:])[[1, 0, 2]] for a in arrays]
+                of_layer[name] = np.stack(
+                    [g.reshape(a.shape) for g, a in zip(gates, arrays, strict=True)]
+                )
+            made[f"gru_{n}/W"] = of_layer["weight_ih"]
+            made[f"gru_{n}/R"] = of_layer["weight_hh"]
+            biases = of_layer["bias_ih"], of_layer["bias_hh"]
+            made[f"gru_{n}/B"] = sum(biases) if adds else np.concatenate(biases, 1)
+        return made
+
+    return numbers(shapes), convert
+
+
+@pytest.mark.parametrize("ends", [("", "_reverse"), ("/ahead", "/back")])
+@pytest.mark.parametrize(
+    ("adds", "is_back"),
+    [(False, False), (False, True), (True, False)],  # summands do not come back
+)
+def test_what_a_layer_has_twice_is_two_of_one_kind(ends, adds, is_back, tmp_path):
+    source, convert = directions(4, 11, 7, ends, adds=adds)
+    if is_back:
+        draft = ta.draft_migration(convert(source), source)
+    else:
+        draft = ta.draft_migration(source, convert=convert)
+    assert not draft.missing
+    assert not draft.unexpected
+    assert not draft.doubtful
+    (tmp_path / "table.toml").write_text(draft.to_toml())
+    assert ta.load_migration(tmp_path / "table.toml") == draft.migration
+    source, convert = directions(9, 17, 13, ends, adds=adds)
+    sides = (convert(source), source) if is_back else (source, convert)
+    assert draft.check(*sides), str(draft.check(*sides))
+
+
+def test_what_no_draft_says_is_drafted_from_what_a_first_table_makes():
+    source = numbers({"w": (6, 4), "b": (7,)})
+    rest = ("b", "b")
+    lay_flat = ta.Migration([("w : a b", "w : (a b)"), rest])
+    turn = ta.Migration([("w : (p q)", "w : (q p)"), rest], sizes={"p": 3})
+    first = lay_flat.then(turn)
+    target = {"k": first(source)["w"].reshape(6, 4), "bias": source["b"]}
+    draft = ta.draft_migration(source, target)
+    assert draft.missing == ("k",)
+    assert "draft_migration(a(source), target) drafts `b` of `a.then(b)`" in (
+        " ".join(draft.to_toml().replace("\n# ", " ").split())
+    )
+    second = ta.draft_migration(first(source), target).migration
+    whole = first.then(second)
+    for path, array in whole(source, target).items():
+        np.testing.assert_array_equal(array, target[path])

@@ -60,6 +60,13 @@ class FoundRows:
         gone = {*(self.unread or ())}
         return [path for path in sources if path not in gone], [*targets]
 
+    @property
+    def own_unread(self) -> list[str] | None:
+        """The unread leaves by the names that they have on their own side."""
+        if self.unread is None:
+            return None
+        return [self.between.own(0, path) for path in self.unread]
+
     def is_worse_than(self, other: FoundRows) -> bool:
         """Return whether fewer leaves of both sides are left by other rows."""
         own, others = ([*map(len, each.left)] for each in (self, other))
@@ -88,7 +95,7 @@ class RowFinder:
         if not best.evidence.has_numbers:
             others = map(self.found, between.in_periods() if best.left[1] else ())
             return next(filter(best.is_worse_than, others), best)
-        for nearer in (self._with_sums, self._in_blocks):
+        for nearer in (self._in_endings, self._with_sums, self._in_blocks):
             if best.left[1]:
                 best = next(filter(best.is_worse_than, nearer(best)), best)
         return best
@@ -118,11 +125,11 @@ class RowFinder:
         """Yield rows of summands, added by these rows or by a table after them."""
         if self.conversion is None:
             return
-        calls, (sources, targets) = best.between.calls, best.left
+        sources, targets = best.left
         # A part of a summand may be all of another leaf.
         sources += [p for row in best.rows if row.cuts for p in row.source_paths]
-        for nearer, names in summands(calls, self.conversion, sources, targets):
-            apart = self.found(nearer, best.unread)
+        for nearer, names in summands(best.between, self.conversion, sources, targets):
+            apart = self.found(nearer, best.own_unread)
             rows = with_sums(apart.rows, names)
             sums = [row for row in rows or () if row.is_sum]
             evidence = best.evidence
@@ -133,9 +140,13 @@ class RowFinder:
 
     def _in_blocks(self, best: FoundRows) -> Iterator[FoundRows]:
         """Yield rows of which a number of paths is two."""
-        unread = best.unread and [best.between.own(0, path) for path in best.unread]
         for nearer in best.between.in_blocks(best.evidence, best.rows):
-            yield self.found(nearer, unread)
+            yield self.found(nearer, best.own_unread)
+
+    def _in_endings(self, best: FoundRows) -> Iterator[FoundRows]:
+        """Yield rows of which an ending of names is a number."""
+        for nearer in best.between.in_endings(best.evidence, best.rows):
+            yield self.found(nearer, best.own_unread)
 
 
 def _marked(row: DraftRow, marks: Mapping[str, str], between: NearerSides) -> DraftRow:

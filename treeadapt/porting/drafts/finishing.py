@@ -34,7 +34,9 @@ from treeadapt.porting.drafts.writing import (
 from treeadapt.text.names import fold, listing, plural
 from treeadapt.trees.casting import has_zero
 
-NO_ROW = "The two sides have numbers in common, in an order that no row gives."
+NO_ROW = (
+    "The two sides have numbers in common, in an order that no row found here gives."
+)
 _MOST_PARTS = 8  # of an axis, as gates, of which an order is a part of the formula
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _FEW_PAIRS = (

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.migrations.migration import Migration
 from treeadapt.porting.drafts.checking import in_order
 from treeadapt.porting.drafts.evidence import Evidence
+from treeadapt.porting.drafts.finishing import rest
 from treeadapt.porting.drafts.inputs import Side
+from treeadapt.porting.drafts.merging import merged
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
+from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.parts import Pattern
-from treeadapt.porting.drafts.rows import DraftRow, template_of, tokens_of
+from treeadapt.porting.drafts.rows import (
+    DraftAddress,
+    DraftRow,
+    Hole,
+    Tokens,
+    by_template,
+    template_of,
+    tokens_of,
+)
 from treeadapt.porting.drafts.values import blocks_of_links
-from treeadapt.porting.drafts.writing import escaped
+from treeadapt.porting.drafts.writing import as_table, escaped, written
 
 _CHAIN = (
     "One table cannot say it: these are {}, one after the other, as `a.then(b)` is."
@@ -90,6 +101,54 @@ class NearerSides:
         for blocks, _ in found.most_common():
             if spelled := self._spelled(*blocks):
                 yield spelled
+
+    def in_endings(
+        self, evidence: Evidence, rows: Sequence[DraftRow]
+    ) -> Iterator[NearerSides]:
+        """Yield the same with a number in place of what follows a number, or does not.
+
+        As of the two directions of a layer, ``l0`` and ``l0_reverse``: as ``l0/0`` and
+        ``l0/1`` they are two of one kind. The table says which before it reads any
+        number, because a capture of one name takes the other one, too.
+        """
+        left = evidence.left(row for row in rows if row.is_live)
+        for side, paths in enumerate(left):
+            leaves = self.calls[0][side].leaves
+            endings = _endings({*map(template_of, paths)}, by_template(leaves))
+            spelled = self._with_endings(side, endings) if endings else None
+            if spelled is not None:
+                yield spelled
+
+    def _with_endings(
+        self, side: int, endings: Mapping[Pattern, Pattern]
+    ) -> NearerSides | None:
+        """Return the same with a number in place of endings; None if names clash.
+
+        Args:
+            side: of the endings.
+            endings: what paths are here, by their templates.
+        """
+        leaves = self.calls[0][side].leaves
+        names: dict[str, str] = {}
+        renamings: list[DraftRow] = []
+        for template, paths in by_template(leaves).items():
+            if template not in endings:
+                continue
+            addresses = [_captured(each) for each in (template, endings[template])]
+            news = [_filled(endings[template], path) for path in paths]
+            names |= dict(zip(news, paths, strict=True))
+            pairs = [((old,), (new,)) for old, new in zip(paths, news, strict=True)]
+            one, two = ((DraftAddress(tokens, ()),) for tokens in addresses)
+            renamings.append(DraftRow(one, two, {}, tuple(pairs), "values"))
+        if not names.keys().isdisjoint(leaves):
+            return None
+        texts, of_rows = written(merged(renamings))
+        texts = rows_apart(texts, [*leaves], [*names])
+        renamed = {*names.values()}
+        if others := [path for path in leaves if path not in renamed]:
+            texts += written([rest(others, "values")])[0]
+        table = as_table(texts, of_rows)
+        return self._with_side(side, names, table if side == 0 else table.inverse)
 
     def in_periods(self) -> Iterator[NearerSides]:
         """Yield the same where some leaves are in every so manieth layer only.
@@ -161,6 +220,63 @@ class NearerSides:
         calls = [(source, target.renamed(spelled)) for source, target in self.calls]
         tables = self.tables[0], (table, *self.tables[1])
         return NearerSides(calls, (self.names[0], own), tables)
+
+
+def _endings(
+    some: Collection[Pattern], every: Mapping[Pattern, Sequence[str]]
+) -> dict[Pattern, Pattern]:
+    """Return templates with a number for what follows a number of them, or does not.
+
+    Args:
+        some: templates, of which one of each kind is to be.
+        every: templates, and their paths.
+
+    Example:
+        >>> every = {
+        ...     ("l", None): ["l0", "l1"],
+        ...     ("l", None, "_", "back"): ["l0_back", "l1_back"],
+        ... }
+        >>> for old, new in _endings([*every], every).items():
+        ...     print(old, new)
+        ('l', None) ('l', None, '/', '0')
+        ('l', None, '_', 'back') ('l', None, '/', '1')
+    """
+    counts = {t: {_numbers(path) for path in paths} for t, paths in every.items()}
+    found: dict[tuple[Pattern, int], list[Pattern]] = {}
+    for template, (start, end) in (
+        (t, ends)
+        for t in every
+        for ends in itertools.combinations(range(1, len(t) + 1), 2)
+    ):
+        without = template[:start] + template[end:]
+        is_ending = template[start - 1] is None and None not in template[start:end]
+        if is_ending and without in every and counts[without] == counts[template]:
+            found.setdefault((without, start), []).append(template)
+    new: dict[Pattern, Pattern] = {}
+    for (without, start), others in found.items():
+        alike = [without, *others]
+        if new.keys().isdisjoint(alike) and not {*some}.isdisjoint(alike):
+            rest_of = without[start:]
+            for place, template in enumerate(alike):
+                new[template] = (*without[:start], "/", str(place), *rest_of)
+    return new
+
+
+def _numbers(path: str) -> tuple[str, ...]:
+    pairs = zip(template_of(path), tokens_of(path), strict=True)
+    return tuple(token for fixed, token in pairs if fixed is None)
+
+
+def _captured(template: Pattern) -> Tokens:
+    """Return the tokens of addresses in which each number is captured."""
+    count = itertools.count()
+    return tuple(Hole((next(count),)) if t is None else t for t in template)
+
+
+def _filled(template: Pattern, path: str) -> str:
+    """Return a path of another template with the numbers of a path."""
+    numbers = iter(_numbers(path))
+    return "".join(next(numbers) if t is None else t for t in template)
 
 
 def _period(sets: Sequence[set[int]]) -> int:

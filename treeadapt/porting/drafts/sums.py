@@ -37,7 +37,7 @@ Summands = Mapping[str, tuple[str, ...]]
 
 
 def summands(
-    calls: Sequence[tuple[Side, Side]],
+    between: NearerSides,
     conversion: Conversion,
     sources: Sequence[str],
     targets: Sequence[str],
@@ -45,7 +45,7 @@ def summands(
     """Yield the sides with summands in place of sums, those of one name together first.
 
     Args:
-        calls: of the function.
+        between: the sides.
         conversion: the function.
         sources: leaves that it reads, and that have no row.
         targets: leaves that it makes, and that have no row.
@@ -55,16 +55,19 @@ def summands(
     for groups in (alike, apart):
         if 1 < len(groups) <= _MOST_GROUPS:
             try:
-                every = [_alone(conversion, nth, groups, targets) for nth in (0, 1)]
+                every = [
+                    _alone(between, conversion, nth, groups, targets) for nth in (0, 1)
+                ]
             except MigrationError:  # it does not take zeros
                 return
             found = {p: tuple(own) for p, own in every[0].items() if len(own) > 1}
             found = {p: own for p, own in found.items() if own == tuple(every[1][p])}
             if found:
-                yield _between(calls, found, every)
+                yield _between(between, found, every)
 
 
 def _alone(
+    between: NearerSides,
     conversion: Conversion,
     nth: int,
     groups: Sequence[Sequence[str]],
@@ -74,19 +77,43 @@ def _alone(
 
     Nothing of a leaf that is not the sum of these.
     """
-    every = [*itertools.chain(*groups)]
+    own = [[between.own(0, path) for path in group] for group in groups]
+    names = {path: between.own(1, path) for path in targets}
+    every = [*itertools.chain(*own)]
     none, whole = conversion.with_zeros(nth, every), conversion.with_zeros(nth, [])
     alone: dict[str, dict[int, np.ndarray]] = {path: {} for path in targets}
-    for number, group in enumerate(groups):
+    for number, group in enumerate(own):
         made = conversion.with_zeros(nth, {*every} - {*group})
-        for path in targets:
-            array = made.array(path)
-            if array.shape == whole.leaves[path].shape and np.any(array):
+        for path, name in names.items():
+            array = made.array(name)
+            if array.shape == whole.leaves[name].shape and np.any(array):
                 alone[path][number] = array
     return {
-        path: parts if _is_sum(whole.array(path), none.array(path), parts) else {}
-        for path, parts in alone.items()
+        path: _side_by_side(parts)
+        if _is_sum(whole.array(name), none.array(name), parts)
+        else {}
+        for (path, name), parts in zip(names.items(), alone.values(), strict=True)
     }
+
+
+def _side_by_side(parts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Return summands with those that have no place in common as one.
+
+    As where both biases of one direction are next to those of the other direction.
+
+    Example:
+        >>> each = np.eye(2)
+        >>> _side_by_side({0: each[0], 1: 3 * each[0], 2: each[1], 3: 5 * each[1]})
+        {0: array([1., 1.]), 1: array([3., 5.])}
+    """
+    summands: dict[int, np.ndarray] = {}
+    for number, part in parts.items():
+        apart = (
+            n for n, other in summands.items() if not np.any((other != 0) & (part != 0))
+        )
+        place = next(apart, number)
+        summands[place] = summands[place] + part if place in summands else part
+    return summands
 
 
 def _is_sum(
@@ -98,10 +125,11 @@ def _is_sum(
 
 
 def _between(
-    calls: Sequence[tuple[Side, Side]],
+    between: NearerSides,
     found: Mapping[str, Sequence[int]],
     every: Sequence[Mapping[str, Mapping[int, np.ndarray]]],
 ) -> tuple[NearerSides, Summands]:
+    calls = between.calls
     target = calls[0][1]
     names: dict[str, tuple[str, ...]] = {}
     for start in itertools.count():  # there may be a leaf of that name
@@ -126,8 +154,18 @@ def _between(
     if others := [path for path in target.leaves if path not in names]:
         rows.append(rest(others, "values"))
     table = as_table(*written(rows))
-    own = {part: path for path, parts in names.items() for part in parts}
-    return NearerSides(new_calls, ({}, own), ((), (table,))), names
+    spelled = {p: between.names[1][p] for p in others if p in between.names[1]}
+    spelled |= {
+        part: between.own(1, path) for path, parts in names.items() for part in parts
+    }
+    above, below = between.tables
+    nearer = dataclasses.replace(
+        between,
+        calls=new_calls,
+        names=(between.names[0], spelled),
+        tables=(above, (table, *below)),
+    )
+    return nearer, names
 
 
 def _adding(names: Summands, target: Side) -> Iterator[DraftRow]:

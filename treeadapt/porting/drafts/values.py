@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from treeadapt.porting.drafts.links import (
@@ -151,8 +151,26 @@ def rows_of_orders(
         for template, every in alike.items()
     }
     counts = _counted(sources, targets)
-    pools = [Pool(pool, counts, numbers) for pool in _pools(links).values()]
-    return [row for pool in pools for row in pool.rows() or ()]
+    pools = _pools(links).values()
+    return [row for pool in pools for row in _rows_in_order(pool, counts, numbers)]
+
+
+def _rows_in_order(
+    pool: Components, counts: Counts, numbers: Mapping[Pattern, Sequence[int]]
+) -> list[DraftRow]:
+    """Return the rows that take numbers, also if a word of the paths is a number."""
+    if rows := Pool(pool, counts, numbers).rows():
+        return rows
+    for words in _words_within(pool):
+        every = dict(numbers)
+        for template in words.of if words.side == 0 else ():
+            new, place = words.template(template)
+            own = numbers[template]
+            every[new] = [*own[:place], len(words.texts), *own[place:]]
+        rows = words.rows(pool, lambda x, own=every: Pool(x, counts, own).rows())
+        if rows:
+            return rows
+    return []
 
 
 def _count(numbers: Collection[int]) -> int:
@@ -222,29 +240,84 @@ def _rows_of_window(
         return sorted(link.ends[1 - side].numbers for link in links)
 
     templates = sorted(pools, key=least)
-    place = sum(token is None for token in templates[0][:first])
-    words = tuple("".join(map(str, t[first : len(t) - last])) for t in templates)
+    texts = tuple("".join(map(str, t[first : len(t) - last])) for t in templates)
+    words = _Words(side, first, last, texts, dict(zip(templates, texts, strict=True)))
+    pool = [component for each in templates for component in pools[each]]
+    return words.rows(pool, lambda numbered: _rows_of_pool(numbered, counts))
 
-    def numbered(leaf: NumberedLeaf) -> NumberedLeaf:
-        template, nth = leaf.template, templates.index(leaf.template)
-        return dataclasses.replace(
-            leaf,
-            template=(*template[:first], None, *template[len(template) - last :]),
-            numbers=(*leaf.numbers[:place], nth, *leaf.numbers[place:]),
-        )
 
-    def worded(address: DraftAddress) -> DraftAddress | None:
-        token = address.tokens[first]
+@dataclasses.dataclass(frozen=True)
+class _Words:
+    """Words at one place of the paths of a side, which are read as numbers.
+
+    Attributes:
+        side: of the paths.
+        first: how many tokens are before the words.
+        last: how many are after them.
+        texts: the words, in the order of their numbers.
+        of: the word of each template.
+    """
+
+    side: int
+    first: int
+    last: int
+    texts: tuple[str, ...]
+    of: Mapping[Pattern, str]
+
+    def rows(
+        self,
+        pool: Components,
+        rows_of: Callable[[Components], Sequence[DraftRow] | None],
+    ) -> list[DraftRow]:
+        """Return rows with the words in a list, of those of links with numbers."""
+        rows = rows_of(reread(pool, self.side, self._numbered)) or ()
+        return [
+            new for row in rows if (new := written_back(row, self.side, self._worded))
+        ]
+
+    def template(self, template: Pattern) -> tuple[Pattern, int]:
+        """Return a template with a number for the word, and its place among numbers."""
+        before, after = template[: self.first], template[len(template) - self.last :]
+        return (*before, None, *after), before.count(None)
+
+    def _numbered(self, leaf: NumberedLeaf) -> NumberedLeaf:
+        template, place = self.template(leaf.template)
+        nth = self.texts.index(self.of[leaf.template])
+        numbers = (*leaf.numbers[:place], nth, *leaf.numbers[place:])
+        return dataclasses.replace(leaf, template=template, numbers=numbers)
+
+    def _worded(self, address: DraftAddress) -> DraftAddress | None:
+        token, end = address.tokens[self.first], self.first + 1
         if not isinstance(token, Hole):
-            return address.with_tokens(first, first + 1, words[int(token)])
+            return address.with_tokens(self.first, end, self.texts[int(token)])
         if token.shift or len(token.atoms) > 1:
             return None
-        hole = dataclasses.replace(token, texts=words)
-        return address.with_tokens(first, first + 1, hole)
+        hole = dataclasses.replace(token, texts=self.texts)
+        return address.with_tokens(self.first, end, hole)
 
-    pool = [component for each in templates for component in pools[each]]
-    rows = _rows_of_pool(reread(pool, side, numbered), counts)
-    return [new for row in rows if (new := written_back(row, side, worded))]
+
+def _words_within(pool: Components) -> Iterator[_Words]:
+    """Yield words that are a number of one pool, each with every other path.
+
+    As ``forward`` and ``reverse`` of two biases each, which one array has in two rows,
+    one bias after the other.
+    """
+    for side in (1, 0):
+        links = [*itertools.chain(*pool)]
+        templates = [*{link.ends[side].template: None for link in links}]
+        lengths = {*map(len, templates)}
+        for at in range(lengths.pop()) if len(lengths) == 1 < len(templates) else ():
+            others = {(*t[:at], *t[at + 1 :]) for t in templates}
+            firsts: dict[str | None, int] = {}
+            for link in links:
+                word, start = link.ends[side].template[at], min(link.flats[1 - side])
+                firsts[word] = min(start, firsts.get(word, start))
+            texts = sorted(filter(None, firsts), key=firsts.__getitem__)
+            is_grid = len(texts) * len(others) == len(templates)
+            if len(texts) == len(firsts) > 1 and is_grid:
+                last = len(templates[0]) - at - 1
+                of = {t: str(t[at]) for t in templates}
+                yield _Words(side, at, last, tuple(texts), of)
 
 
 def _rows_in_blocks(pool: Components, counts: Counts) -> list[DraftRow]:
@@ -366,6 +439,9 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
         return named
     if rows := _rows_in_blocks(pool, counts) or _rows_of_segments(pool, counts):
         return rows
+    for words in _words_within(pool):
+        if rows := words.rows(pool, lambda numbered: Pool(numbered, counts).rows()):
+            return rows
     shapes: dict[object, list[Sequence[Link]]] = {}  # apart, some may follow one
     for component in pool:
         key = frozenset(
