@@ -5,6 +5,7 @@ NumPy's conversion functions are the oracles, at another size and back.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -368,3 +369,28 @@ def test_what_no_draft_says_is_drafted_from_what_a_first_table_makes():
     whole = first.then(second)
     for path, array in whole(source, target).items():
         np.testing.assert_array_equal(array, target[path])
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_marks_of_all_tables_are_data(is_back):
+    source, convert = hybrid(12, 11, 13, ".")
+    sides = (convert(source), source) if is_back else (source, convert(source))
+    draft = ta.draft_migration(*sides)
+    document = json.loads(draft.to_json())
+    rows = document["rows"]
+    assert [each["check"] for each in rows] == [
+        [row.notes.check] if row.notes.check else [] for row in draft.migration.rows
+    ]
+    assert [each["in_table"] for each in rows] == [
+        number
+        for number, table in enumerate(draft.migration.tables, 1)
+        for _ in table.rows
+    ]
+    assert document["doubtful"] == [*draft.doubtful]
+    marked = {path for path in sides[0] if "embed" not in path}  # of blocks
+    assert {*draft.doubtful} == marked
+
+
+def test_what_tables_around_a_draft_do_is_shown():
+    source, convert = flax_gru(5, 7)
+    assert "add=True" in repr(ta.draft_migration(source, convert=convert))

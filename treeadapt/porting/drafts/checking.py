@@ -130,7 +130,7 @@ def compared_with(
     for group in () if selects else plan.tables[0].groups:
         backwards.setdefault(group.row, []).extend(group.source_paths)
     # The summands of a sum do not come back; what comes back is to have that sum.
-    summands = {*_led_back(plan.tables, plan.noted)}
+    summands = {*led_back(plan.tables, plan.noted)}
     if summands and not selects:
         again = migration(back, wanted)
         if all(_are_near(again[path], wanted[path], 1e-5) for path in plan.noted):
@@ -156,7 +156,7 @@ def compared_with(
     return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
 
 
-def _led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
+def led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
     """Return the leaves of the source of which leaves are made.
 
     Args:
@@ -176,7 +176,7 @@ def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
     same: set[Row] = set()
     for number, table in enumerate(plan.tables):
         for group in table.groups:
-            sources = _led_back(plan.tables[:number], group.source_paths)
+            sources = led_back(plan.tables[:number], group.source_paths)
             is_same = any(shapes.get(p) == leaves[p].shape for p in sources)
             (same if is_same else resized).add(group.row)
     return resized - same

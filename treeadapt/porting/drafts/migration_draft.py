@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from treeadapt.migrations.files import MIGRATION_FILE, lines_of_table
 from treeadapt.migrations.migration import Migration
@@ -69,6 +68,11 @@ _NEXT = {
 }
 _KINDS = ("by values", "to check")
 
+#: The number of its table, from 1, sources, targets, operations, and marks of a row.
+_TypedRow: TypeAlias = tuple[
+    int, tuple[str, ...], tuple[str, ...], Mapping[str, Any], tuple[str, ...]
+]
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MigrationDraft:
@@ -77,7 +81,7 @@ class MigrationDraft:
     Attributes:
         migration: the table as it is, doubtful rows included.
         pairs: for each path of the source the paths of the target that it goes to.
-        doubtful: paths of the source whose row has a mark, ``check``.
+        doubtful: paths of the source whose row has a mark, ``check``, in any table.
         missing: leaves of the target that nothing fills.
         unexpected: leaves of the source without a partner; in the text, rows that drop
             them are comments, unless the function reads them.
@@ -199,8 +203,8 @@ class MigrationDraft:
         The table is under ``table``, as the text of its file.
         """
         rows = [
-            {"from": each.sources, "to": each.targets, "check": each.row.checks}
-            for each in self._rows
+            {"in_table": number, "from": old, "to": new, "check": checks}
+            for number, old, new, _, checks in self._every_row()
         ]
         names = ("pairs", "doubtful", "missing", "unexpected", "notes")
         fields = {name: getattr(self, name) for name in names}
@@ -260,16 +264,28 @@ class MigrationDraft:
 
     def _row_texts(self) -> Iterator[tuple[str, str, str]]:
         """Yield of each row its sources, its targets, and what it rests on."""
-        tables = self.migration.tables
-        yield from _typed_texts(tables[: self._place])
-        for each in self._rows:
-            source, target = (
-                ", ".join(map(repr, x)) for x in (each.sources, each.targets)
-            )
-            options = (f"{k}={v!r}" for k, v in each.operations.items())
-            check = ", ".join(each.row.checks)
-            yield source, " ".join([target or "dropped", *options]), check
-        yield from _typed_texts(tables[self._place + 1 :])
+        for _, *sides, operations, checks in self._every_row():
+            source, target = (", ".join(map(repr, side)) for side in sides)
+            options = (f"{k}={v!r}" for k, v in operations.items())
+            yield source, " ".join([target or "dropped", *options]), ", ".join(checks)
+
+    def _every_row(self) -> Iterator[_TypedRow]:
+        """Yield the rows of all tables: of those around the rows, too."""
+        for number, table in enumerate(self.migration.tables):
+            if number == self._place:
+                for each in self._rows:
+                    sides = each.sources, each.targets
+                    yield number + 1, *sides, each.operations, each.row.checks
+                continue
+            for row in table.rows:
+                old, new = (
+                    tuple(address.text for address in side)
+                    for side in (row.sources, row.targets)
+                )
+                values = row.values.typed()
+                checks = tuple(filter(None, row.notes.check.split(", ")))
+                options = {"undo": values} if row.values.undoes else values
+                yield number + 1, old, new, options, checks
 
     @property
     def summary(self) -> str:
@@ -298,16 +314,6 @@ class MigrationDraft:
                 names = listing(fold(paths), limit=4)
                 lines.append(f"{plural(len(paths), 'leaf')} {noun}: {names}.")
         return "\n".join([*lines, *self.notes])
-
-
-def _typed_texts(tables: Iterable[Migration]) -> Iterator[tuple[str, str, str]]:
-    """Yield the same of the rows of tables around a draft, which have no operations."""
-    for row in itertools.chain(*(table.rows for table in tables)):
-        source, target = (
-            ", ".join(repr(address.text) for address in side)
-            for side in (row.sources, row.targets)
-        )
-        yield source, target, row.notes.check
 
 
 def _row_lines(each: WrittenRow, above: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.migrations.migration import Migration
-from treeadapt.porting.drafts.checking import in_order
+from treeadapt.porting.drafts.checking import in_order, led_back
 from treeadapt.porting.drafts.evidence import Evidence
 from treeadapt.porting.drafts.finishing import rest
 from treeadapt.porting.drafts.inputs import Side
@@ -84,7 +84,7 @@ class NearerSides:
             draft,
             migration=migration,
             pairs={self.own(0, old): own(1, new) for old, new in draft.pairs.items()},
-            doubtful=own(0, draft.doubtful),
+            doubtful=self._doubtful(migration, own(0, draft.doubtful)),
             missing=own(1, draft.missing),
             unexpected=own(0, draft.unexpected),
             notes=(*draft.notes, _CHAIN.format(len(migration.tables))),
@@ -92,6 +92,20 @@ class NearerSides:
             _inner=draft,
             _place=len(self.tables[0]),
         )
+
+    def _doubtful(self, migration: Migration, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return paths, and those of the source that marked rows around them take."""
+        leaves, likes = (
+            {self.own(n, path): leaf for path, leaf in side.leaves.items()}
+            for n, side in enumerate(self.calls[0])
+        )
+        plan, _ = migration.planned(leaves, likes)
+        doubtful = {*paths}
+        for number, table in enumerate(plan.tables):
+            marked = [group for group in table.groups if group.row.notes.check]
+            named = itertools.chain(*(group.source_paths for group in marked))
+            doubtful |= {*led_back(plan.tables[:number], named)}
+        return tuple(path for path in leaves if path in doubtful)
 
     def in_blocks(
         self, evidence: Evidence, rows: Sequence[DraftRow]
