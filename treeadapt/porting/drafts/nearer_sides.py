@@ -125,7 +125,7 @@ class NearerSides:
         ``l0/1`` they are two of one kind. The table says which before it reads any
         number, because a capture of one name takes the other one, too.
         """
-        left = evidence.left(row for row in rows if row.is_live)
+        left = evidence.without_row([row for row in rows if row.is_live])
         for side, paths in enumerate(left):
             leaves = self.calls[0][side].leaves
             endings = _endings({*map(template_of, paths)}, by_template(leaves))

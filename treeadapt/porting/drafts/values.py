@@ -161,16 +161,25 @@ def _rows_in_order(
     """Return the rows that take numbers, also if a word of the paths is a number."""
     if rows := Pool(pool, counts, numbers).rows():
         return rows
-    for words in _words_within(pool):
-        every = dict(numbers)
-        for template in words.of if words.side == 0 else ():
-            new, place = words.template(template)
-            own = numbers[template]
-            every[new] = [*own[:place], len(words.texts), *own[place:]]
-        rows = words.rows(pool, lambda x, own=every: Pool(x, counts, own).rows())
-        if rows:
-            return rows
-    return []
+    every = (
+        _words_in_order(each, pool, counts, numbers) for each in _words_within(pool)
+    )
+    return next(filter(None, every), [])
+
+
+def _words_in_order(
+    words: _Words,
+    pool: Components,
+    counts: Counts,
+    numbers: Mapping[Pattern, Sequence[int]],
+) -> list[DraftRow]:
+    """Return the rows that take numbers, with words in place of some."""
+    every = dict(numbers)
+    for template in words.of if words.side == 0 else ():
+        new, place = words.template(template)
+        own = numbers[template]
+        every[new] = [*own[:place], len(words.texts), *own[place:]]
+    return words.rows(pool, lambda numbered: Pool(numbered, counts, every).rows())
 
 
 def _count(numbers: Collection[int]) -> int:
