@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import pathlib
+import re
 
 import equinox as eqx
 import jax
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from command import run
 
 import treeadapt as ta
 
@@ -289,3 +292,111 @@ def test_a_shape_that_no_exchange_gives_gets_no_row(file):
         with pytest.raises(ta.MigrationError) as caught:
             ta.Migration({"w": "u", "b": "b"})(flat, {"u": spec(*shape), "b": spec(3)})
         assert "exchanged" not in str(caught.value)
+
+
+TABLE = {"w : i o": "v : o i"}
+RULES = {"encoder": "frozen", "**": "train"}
+FILES = {
+    "load_migration": ta.Migration(TABLE).to_toml(),
+    "load_rules": ta.Rules(RULES).to_toml(),
+    "FreezeSpec.load": ta.FreezeSpec(["encoder"]).to_toml(),
+    "load_optimizer": (
+        'version = 1\n[optimizers.train]\ntype = "adam"\nlearning_rate = 1e-3\n'
+        '[rules]\n"**" = "train"\n'
+    ),
+}
+LOADERS = {**{name: getattr(ta, name, None) for name in FILES}, "load": ta.load}
+LOADERS["FreezeSpec.load"] = ta.FreezeSpec.load
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_text_of_a_file_in_the_place_of_its_name_is_written_to_one(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    text = FILES[name]
+    with pytest.raises(ta.TreeAdaptError, match=r"got its content, 'version") as caught:
+        LOADERS[name](text)
+    (call,) = re.findall(r"pathlib\.Path\('file\.toml'\).*?\(text\)", str(caught.value))
+    eval(call, {"pathlib": pathlib, "text": text})
+    LOADERS[name]("file.toml")
+    as_json = '{"version": 1}'
+    with pytest.raises(ta.TreeAdaptError, match=r"got its content.*'file\.json'"):
+        LOADERS[name](as_json)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_file_of_another_kind_is_said_with_what_reads_it(name, loader, tmp_path):
+    file = tmp_path / "file.toml"
+    file.write_text(FILES[name])
+    if loader == name or (loader, name) == ("load_rules", "load_optimizer"):
+        LOADERS[loader](file)
+        return
+    with pytest.raises(ta.TreeAdaptError, match=rf"ta\.{name}\b"):
+        LOADERS[loader](file)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_schema_and_a_configuration_are_told_from_other_files(loader, tmp_path):
+    schema, config = tmp_path / "m.schema.toml", tmp_path / "config.json"
+    ta.save(schema, PARAMS)
+    config.write_text('{"model_type": "qwen3"}')
+    if loader == "load":
+        LOADERS[loader](schema)
+    else:
+        with pytest.raises(ta.TreeAdaptError, match=r"Read it with ta\.load\."):
+            LOADERS[loader](schema)
+    says = "Name its folder" if loader == "load" else "Pass it as config="
+    with pytest.raises(ta.TreeAdaptError, match=says):
+        LOADERS[loader](config)
+
+
+def test_files_of_another_kind_are_said_in_the_words_of_the_command(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    ta.save(tmp_path / "m.safetensors", PARAMS)
+    wrong = [("--rules", "load_migration", "--migration")]
+    wrong += [("--migration", "load_rules", "--rules")]
+    for option, name, meant in wrong:
+        file = str(tmp_path / f"{name}.toml")
+        said = run("lint", tmp_path / "m.safetensors", option, file, code=2)
+        assert f"Pass it as {meant}." in said
+
+
+WRONG_MIGRATIONS = {
+    "a path": ("table.toml", r"ta\.load_migration\('table\.toml'\)"),
+    "a Path": (pathlib.Path("table.toml"), r"ta\.load_migration\('table\.toml'\)"),
+    "a table": (TABLE, r"ta\.Migration\(table\)"),
+    "pairs": ([*TABLE.items()], r"ta\.Migration\(table\)"),
+    "rules": (ta.Rules(RULES), r"ta\.Migration\(\{"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MIGRATIONS)
+def test_what_is_not_a_migration_is_made_one_by_the_call_in_the_error(case):
+    value, says = WRONG_MIGRATIONS[case]
+    old, new = {"w": np.ones((2, 3))}, {"v": np.ones((3, 2))}
+    tx = optax.adam(1e-3)
+    calls = [
+        lambda x: ta.find_wrong_rows(x, old, new, dict, dict),
+        ta.Migration(TABLE).then,
+        lambda x: ta.carry_state(tx, new, tx.init(old), migration=x),
+    ]
+    for call in calls:
+        with pytest.raises(ta.MigrationError, match=says):
+            call(value)
+        with pytest.raises(ta.MigrationError, match=r"Pass its migration, as draft\."):
+            call(ta.draft_migration(old, new))
+        with pytest.raises(ta.MigrationError) as caught:
+            call(old)  # arrays, which are in the wrong place
+        assert "Wrap" not in str(caught.value)
+
+
+def test_source_and_target_of_wrong_rows_that_are_exchanged_are_said():
+    old, new = {"w": np.ones((2, 3))}, {"w": jax.ShapeDtypeStruct((3, 2), float)}
+    m = ta.Migration({"w : i o": "w : o i"})
+    with pytest.raises(
+        ta.MigrationError, match=r"'w' of the source has no value.*order"
+    ):
+        ta.find_wrong_rows(m, new, old, dict, dict)

@@ -33,6 +33,7 @@ from treeadapt.checkpoints.shard_index import (
     ending_of_shards,
     without_index,
 )
+from treeadapt.migrations.tables.published import CONFIG
 from treeadapt.text.names import Speller, listing, plural
 
 FORMATS: Mapping[str, ModuleType] = {
@@ -153,6 +154,13 @@ def format_of(
         problem = f"{ending} files are read, but not written"
     if writing:
         cure = "Write .safetensors, .schema.toml, or without an ending for Orbax."
+    elif name.name == CONFIG:
+        cure = f"Name its folder, {listing([str(name.parent)])}."
+    elif ending in ("toml", "json"):
+        cure += (
+            " Other data is read with ta.load_migration, ta.load_rules, "
+            "ta.load_optimizer or ta.FreezeSpec.load."
+        )
     elif ending in _READERS:
         cure += f" Read it with {_READERS[ending]}, and save what it gives."
     refuse(name, problem, cure)

@@ -38,7 +38,7 @@ from treeadapt.migrations.chain import units_of
 from treeadapt.migrations.counts import miscounted, uncounted
 from treeadapt.migrations.group import Group
 from treeadapt.migrations.loading import load_migration
-from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.migration import Migration, to_migration
 from treeadapt.migrations.moved_array import (
     MovedArray,
     is_divisible,
@@ -51,7 +51,6 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import unchecked_text
 from treeadapt.migrations.run_group import run_group
 from treeadapt.migrations.tables.published import CONFIG, is_name, published
-from treeadapt.selection.rules import Rules
 from treeadapt.text.names import listing
 from treeadapt.text.wording import worded
 from treeadapt.trees.describing import describe
@@ -205,20 +204,8 @@ def require_migration(migration: Any) -> None:
         raise MigrationError(
             "Expected migration=ta.Migration(table), or the name of a file or of a "
             f"published table, got {describe(migration)}."
-            f"{_of_others(migration)}"
+            f"{to_migration(migration, 'migration=')}"
         )
-
-
-def _of_others(value: Any) -> str:
-    """Write what to pass in the place of what is not a migration, if that is known."""
-    if isinstance(value, Rules):
-        return (
-            " Rules label leaves; a table says which leaf becomes which: "
-            'migration=ta.Migration({"old/path": "new/path"}).'
-        )
-    if isinstance(value, Mapping):
-        return " Wrap the table: migration=ta.Migration(table)."
-    return " Pass draft.migration." * hasattr(value, "migration")
 
 
 def migrated(

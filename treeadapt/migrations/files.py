@@ -20,7 +20,13 @@ from treeadapt.migrations.templates import Template
 from treeadapt.text.data_files import VERSION, DataFile, FileField
 from treeadapt.text.names import listing
 
-MIGRATION_FILE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
+MIGRATION_FILE = DataFile(
+    "migration",
+    MigrationError,
+    "[[rows]]",
+    'from = "a : i o"',
+    in_python="ta.Migration(table)",
+)
 MAX_ROWS = 10_000
 MAX_TABLES = 16  # of a chain
 MAX_CHARACTERS = 200_000  # of all addresses with captures or axes

@@ -36,6 +36,7 @@ from treeadapt.migrations.problems import Problems
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
 from treeadapt.migrations.spellings import HasPlace
+from treeadapt.selection.rules import Rules
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import Speller, listing, natural, plural
 from treeadapt.text.wording import worded
@@ -158,8 +159,8 @@ class Migration:
         """
         if not isinstance(other, Migration):
             raise MigrationError(
-                f"then() expects a Migration, got {describe(other)}. Write "
-                "a.then(ta.Migration(table))."
+                f"then() expects a Migration, got {describe(other)}."
+                f"{to_migration(other)}"
             )
         return MigrationChain((*self.tables, *other.tables))
 
@@ -569,6 +570,31 @@ def require_dtypes(leaves: Mapping[str, Any]) -> None:
                 "as with {name: x.detach().numpy() for name, x in state_dict.items()} "
                 "(bfloat16: x.float() first), or save them and pass the file's name."
             ) from error
+
+
+def to_migration(value: Any, keyword: str = "") -> str:
+    """Write how to come by a migration, given what is not one; "" if that is not known.
+
+    Args:
+        value: in the place of a migration.
+        keyword: of the argument, ``migration=``, if it is not the first.
+
+    Example:
+        >>> to_migration("table.toml")
+        " Read it first: ta.load_migration('table.toml')."
+    """
+    if isinstance(value, Rules):
+        return (
+            " Rules label leaves; a table says which leaf becomes which: "
+            f'{keyword}ta.Migration({{"old/path": "new/path"}}).'
+        )
+    if isinstance(value, str | os.PathLike):
+        return f" Read it first: {keyword}ta.load_migration({os.fspath(value)!r:.200})."
+    texts = value.values() if isinstance(value, Mapping) else ()
+    if isinstance(value, list) or any(isinstance(x, str | tuple) for x in texts):
+        return f" Wrap the table: {keyword}ta.Migration(table)."
+    has_one = isinstance(getattr(value, "migration", None), Migration)
+    return " Pass its migration, as draft.migration." * has_one
 
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:

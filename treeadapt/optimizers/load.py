@@ -123,7 +123,10 @@ def load_optimizer(
     )
     faults = [*file.findings]
     if not file.tables and not faults:
-        cure = 'write [optimizers.train] with type = "adamw", for the label train'
+        cure = (
+            'write [optimizers.train] with type = "adamw", for the label train; for '
+            "labels alone, read it with ta.load_rules"
+        )
         if file.rules is not None and {*file.rules.values} == {FROZEN}:
             cure = 'and every rule says "frozen", so nothing would train'
         faults.append(Fault(("optimizers",), f"there are none; {cure}"))

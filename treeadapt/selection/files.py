@@ -61,7 +61,13 @@ FIELDS = {
     "optimizer": FileField(),
 }
 _OF_LARGEST = dict.fromkeys((_LARGEST, "min_size", "min_bytes", "ties"), FileField())
-RULES_FILE = DataFile("rules", RulesFileError, "[rules]", '"**/bias" = "no_decay"')
+RULES_FILE = DataFile(
+    "rules",
+    RulesFileError,
+    "[rules]",
+    '"**/bias" = "no_decay"',
+    in_python="ta.Rules(rules)",
+)
 
 
 def parse_rules(

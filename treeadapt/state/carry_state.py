@@ -27,7 +27,7 @@ from treeadapt.errors import (
     TreeAdaptWarning,
 )
 from treeadapt.layers.region import read_key
-from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.migration import Migration, to_migration
 from treeadapt.selection.selectors import select
 from treeadapt.state.fields import can_hold, numpy_values
 from treeadapt.state.matching import (
@@ -180,6 +180,7 @@ def carry_state(
     if not isinstance(migration, Migration | None):
         raise MigrationError(
             f"migration= expects a ta.Migration(table), and got {describe(migration)}."
+            f"{to_migration(migration, 'migration=')}"
         )
     tx = with_extra_args(tx, _ORDER)
     _require_order(params, saved)

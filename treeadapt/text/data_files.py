@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from treeadapt.errors import TreeAdaptError
 from treeadapt.text.names import Speller, listing, shorten
 from treeadapt.text.places import BARE_KEY, TOML_TEXT, Place, json_lines, toml_lines
+from treeadapt.text.wording import worded
 
 VERSION = 1
 MAX_BYTES = 4 * 2**20
@@ -30,6 +31,16 @@ _ENDINGS = (".toml", ".json")
 _MAX_DOTS = 16  # in one key; the time that tomllib takes grows with the square
 _MAX_ALL_DOTS = 100_000  # in all keys and numbers; each costs tomllib some microseconds
 
+# Which field only one kind of file has, what that is, and what takes it.
+_KINDS_OF_FILES = {
+    "rows": ("a migration file", "ta.load_migration", "--migration"),
+    "tables": ("a chain of migrations", "ta.load_migration", "--migration"),
+    "optimizer": ("an optimizer file", "ta.load_optimizer", "--rules"),
+    "optimizers": ("an optimizer file", "ta.load_optimizer", "--rules"),
+    "rules": ("a rules file", "ta.load_rules", "--rules"),
+    "freeze": ("the file of a FreezeSpec", "ta.FreezeSpec.load", ""),
+    "leaves": ("a schema of a tree", "ta.load", "TREE"),
+}
 _TOML_END_OF_KEY = re.compile(r"[=,{}\[\]\n]")
 
 
@@ -43,6 +54,11 @@ def near_file(name: Path) -> str:
             near = [str(each) for each in files if each.stem == stem]
             return f"Did you mean {listing(near)}?"
     return ""
+
+
+def is_content(text: Any) -> bool:
+    """Return whether a text is what is in a data file, in the place of its name."""
+    return isinstance(text, str) and ("\n" in text or text.lstrip().startswith("{"))
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
@@ -91,6 +107,7 @@ class DataFile:
         table: the head of its main table, for messages.
         line: a line below that head, whose quotes people forget.
         max_bytes: size of the largest file that is read.
+        in_python: how Python writes what it holds, for messages.
         is_flat: whether one table of texts is all that it has. Its time and memory are
             then those of its lines; nested tables take many times more.
     """
@@ -101,6 +118,7 @@ class DataFile:
     line: str
     max_bytes: int = MAX_BYTES
     is_flat: bool = False
+    in_python: str = ""
 
     def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Read a TOML or JSON file; its top level is a table with ``version = 1``.
@@ -129,8 +147,16 @@ class DataFile:
             name: Any = path if hasattr(path, "suffix") else Path(path)
         except TypeError as error:
             text = f"A {self.noun} file is named by a path: {error}."
-            raise self.error(text) from error
+            more = f" In Python write {self.in_python}." * bool(self.in_python)
+            raise self.error(f"{text}{more}") from error
         parser = {".toml": self._toml, ".json": parse_json}.get(name.suffix.lower())
+        if parser is None and is_content(path):
+            file = "file.json" if str(path).lstrip().startswith("{") else "file.toml"
+            raise self.error(
+                f"Expected the name of a {self.noun} file, got its content, "
+                f"{listing([str(path)])}. Write it to a file, "
+                f"pathlib.Path({file!r}).write_text(text), and pass that name."
+            )
         if parser is None:
             seen = f"a {self.noun} file is TOML or JSON, by its ending"
             cure = f"Write it as TOML: version = 1, {self.table}, {self.line}."
@@ -204,6 +230,9 @@ class DataFile:
             seen = f"version {one_line(repr(version))}"
             seen = "no version" if version is None else seen
             cure = f"This release reads version = {VERSION}."
+            if version is None and "model_type" in fields:
+                seen = "'model_type': it is the configuration of a published model"
+                cure = "Pass it as config= of ta.load_migration."
             self.refuse(name, f"it has {seen}", cure)
         return fields
 
@@ -233,6 +262,12 @@ class DataFile:
             if field.is_required and name not in table
         )
         missing = next(lacking, None)
+        other = (key for key in _KINDS_OF_FILES if key in table and key not in fields)
+        if missing and (key := next(other, "")):
+            what, call, option = _KINDS_OF_FILES[key]
+            cure = f"Read it with {call}."
+            cure = worded(cure, f"Pass it as {option}." if option else cure)
+            self.refuse(path, f"it is {what}, because it has {key!r}", cure)
         for name in table:
             if name not in fields:
                 near = Speller().nearest(name, fields, count=1)

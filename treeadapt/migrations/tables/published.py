@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from treeadapt.errors import MigrationError
-from treeadapt.text.data_files import MAX_INTEGER, DataFile, near_file
+from treeadapt.text.data_files import MAX_INTEGER, DataFile, is_content, near_file
 from treeadapt.text.names import Speller, listing
 
 CONFIG = "config.json"
@@ -88,6 +88,8 @@ def published() -> Mapping[str, Mapping[str, PublishedTable]]:
 def is_name(text: Any) -> TypeGuard[str]:
     """Return whether a text names a layout or a table, and not a file."""
     if not isinstance(text, str) or text.endswith((".toml", ".json")):
+        return False
+    if is_content(text):  # which reading it as a file says
         return False
     return not (os.path.isabs(text) or text.startswith(".") or "\\" in text)
 

@@ -15,10 +15,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from treeadapt.errors import MigrationError, explaining
-from treeadapt.migrations.migration import Migration, require_dtypes
+from treeadapt.migrations.migration import Migration, require_dtypes, to_migration
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.measure import (
     answers_of,
@@ -215,9 +216,16 @@ def find_wrong_rows(
         raise MigrationError(
             "find_wrong_rows takes (migration, source, target, model, reference); got "
             f"{describe(migration)} for the migration and {describe(model)} for the "
-            "model, which is a function of params."
+            f"model, which is a function of params.{to_migration(migration)}"
         )
     flat = to_flat_dict(source)
+    for path, leaf in flat.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise MigrationError(
+                f"The leaf {listing([path])} of the source has no value: it is a "
+                "ShapeDtypeStruct. The order of arguments is migration, source, "
+                "target, model, reference; the source has the old arrays."
+            )
     require_dtypes(flat)
     flat = {path: np.asarray(x) if can_be_shaken(x) else x for path, x in flat.items()}
     try:
