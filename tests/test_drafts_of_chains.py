@@ -394,3 +394,22 @@ def test_marks_of_all_tables_are_data(is_back):
 def test_what_tables_around_a_draft_do_is_shown():
     source, convert = flax_gru(5, 7)
     assert "add=True" in repr(ta.draft_migration(source, convert=convert))
+
+
+@pytest.mark.parametrize("size", [5, 3])
+def test_parts_one_of_which_has_an_ending_come_back(size):
+    def made(layers: int, o: int, i: int) -> tuple[Leaves, Leaves]:
+        rng = np.random.default_rng(0)
+        source = {f"g{n}/w": rng.normal(size=(8, i)) for n in range(layers)}
+        ends = ("", slice(None, o)), ("_reverse", slice(o, None))
+        return source, {
+            f"w_l{n}{end}": source[f"g{n}/w"][part]
+            for n in range(layers)
+            for end, part in ends
+        }
+
+    draft = ta.draft_migration(*made(3, size, 7))
+    assert not draft.missing
+    assert "no way back" not in draft.summary
+    source, target = made(4, size, 11)
+    assert draft.check(source, target), str(draft.check(source, target))

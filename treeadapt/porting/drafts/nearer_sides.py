@@ -20,7 +20,7 @@ from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.merging import merged
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
 from treeadapt.porting.drafts.ordering import rows_apart
-from treeadapt.porting.drafts.parts import Pattern
+from treeadapt.porting.drafts.parts import Pattern, without_endings
 from treeadapt.porting.drafts.rows import (
     DraftAddress,
     DraftRow,
@@ -257,15 +257,10 @@ def _endings(
     """
     counts = {t: {_numbers(path) for path in paths} for t, paths in every.items()}
     found: dict[tuple[Pattern, int], list[Pattern]] = {}
-    for template, (start, end) in (
-        (t, ends)
-        for t in every
-        for ends in itertools.combinations(range(1, len(t) + 1), 2)
-    ):
-        without = template[:start] + template[end:]
-        is_ending = template[start - 1] is None and None not in template[start:end]
-        if is_ending and without in every and counts[without] == counts[template]:
-            found.setdefault((without, start), []).append(template)
+    for template, numbers in counts.items():
+        for without, start in without_endings(template):
+            if counts.get(without) == numbers:
+                found.setdefault((without, start), []).append(template)
     new: dict[Pattern, Pattern] = {}
     for (without, start), others in found.items():
         alike = [without, *others]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from treeadapt.porting.drafts.mixed_radix import COPIES, Digit, IndexMap, refined
@@ -78,6 +78,23 @@ def row_of_parts(
     return _Layout(side, parts, whole, maps, captures).row()
 
 
+def without_endings(template: Pattern) -> Iterator[tuple[Pattern, int]]:
+    """Yield a template without what follows a number of it, and where that began.
+
+    Example:
+        >>> [*without_endings(("l", None, "_", "back"))]
+        [(('l', None, 'back'), 2), (('l', None), 2)]
+    """
+    for start in range(1, len(template)):
+        ends = (
+            range(start + 1, len(template) + 1) if template[start - 1] is None else ()
+        )
+        for end in ends:
+            if template[end - 1] in (None, "/"):
+                break
+            yield (*template[:start], *template[end:]), start
+
+
 class _Layout:
     """How parts are in a whole, as the places of a row."""
 
@@ -113,7 +130,13 @@ class _Layout:
             return None
         tokens = (each.template[-1] or "" for each in self._parts)
         has_segments = any(token.startswith(SEGMENT) for token in tokens)
-        return (not has_segments and self._listed()) or self._joined(spans)
+        if not has_segments and (listed := self._listed()):
+            return listed
+        # ``l{n}`` takes ``l0_reverse``, too, so no row has both as its parts.
+        every = {each.template for each in self._parts}
+        shorter = itertools.chain(*map(without_endings, every))
+        has_endings = any(without in every for without, _ in shorter)
+        return None if has_endings else self._joined(spans)
 
     def _span(self, each: IndexMap) -> list[int]:
         """Return how many values of each axis of the whole a map reaches.
