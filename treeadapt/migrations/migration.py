@@ -594,7 +594,7 @@ def to_migration(value: Any, keyword: str = "") -> str:
     if isinstance(value, list) or any(isinstance(x, str | tuple) for x in texts):
         return f" Wrap the table: {keyword}ta.Migration(table)."
     has_one = isinstance(getattr(value, "migration", None), Migration)
-    return " Pass its migration, as draft.migration." * has_one
+    return " Pass draft.migration." * has_one
 
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:
