@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import tiny_qwen3
 from command import COMMANDS, invoke, run
 from test_checkpoints import ENDINGS, FORMATS, HOSTILE, hostile
 
@@ -686,8 +687,8 @@ def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):
         )
     rows = tmp_path / "rows.toml"
     rows.write_text('version = 1\n[[rows]]\nfrom = "a"\nto = "b"\n')
-    assert "There is no 'rules'" in run("lint", npz, "--rules", rows, code=2)
-    assert "There is no 'rows'" in run("lint", npz, "--migration", rules, code=2)
+    assert "Pass it as --migration." in run("lint", npz, "--rules", rows, code=2)
+    assert "Pass it as --rules." in run("lint", npz, "--migration", rules, code=2)
     missing = ("explain", npz, "a", "--rules", tmp_path / "x.toml")
     assert "there is no such file" in run(*missing, code=2)
     assert "no values" in run("convert", "test_cli:linked", "x.safetensors", code=2)
@@ -1003,6 +1004,62 @@ def test_trees_of_a_migration_in_the_wrong_order_are_named(tmp_path):
     assert "Swap the two, or read the rows with --reverse." in text
     run("lint", new, old, "--migration", file, "--reverse")
     assert "forwards" in run("lint", old, new, "--migration", file, "--reverse", code=2)
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_rows_that_fit_the_other_way_round_are_said_and_read_so(is_right, tmp_path):
+    rows = {"h.{l}.w : i o": "w : l o i"}
+    file = table(tmp_path, rows)
+    old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    layers = {f"h.{n}.w": np.ones((3, 5 - n * (not is_right))) for n in range(2)}
+    ta.save(old, {f"h.{n}.w": np.ones((3, 5)) for n in range(2)})
+    ta.save(tmp_path / "target.safetensors", layers)
+    run("convert", old, new, "--migration", file)
+    back, target = tmp_path / "back.safetensors", tmp_path / "target.safetensors"
+    calls = [
+        ("convert", new, back, "--migration", file, "--target", target),
+        ("compare", new, target, "--migration", file),
+    ]
+    if is_right:
+        calls += [
+            ("convert", new, back, "--migration", file, "--force"),
+            ("lint", new, "--migration", file),
+            ("explain", new, "w", "--migration", file),
+        ]
+    says = f"The rows of {str(file)!r} fit the other way round. "
+    for call in calls:
+        text = run(*call, code=2)
+        assert (f"{says}Add --reverse." in text) == is_right
+        if is_right:
+            run(*call, "--reverse")
+    if is_right:
+        assert f"{says}Leave --reverse out." in run(
+            "convert", old, back, "--force", "--migration", file, "--reverse", code=2
+        )
+
+
+def test_a_published_table_the_other_way_round_names_reverse(tmp_path):
+    weights = {
+        f"model.layers.{layer}.{name}.weight": np.ones(shape, "float32")
+        for layer in range(3)
+        for name, shape in tiny_qwen3.SHAPES.items()
+    }
+    weights |= {"model.embed_tokens.weight": np.ones((37, 22), "float32")}
+    weights |= {"model.norm.weight": np.ones(22, "float32")}
+    ta.save(tmp_path / "hf", weights, max_shard_bytes=10**9)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(tiny_qwen3.CONFIG))
+    here, back = tmp_path / "tuned.safetensors", tmp_path / "back"
+    run("convert", tmp_path / "hf", here, "--migration", "tunix")
+    call = ("convert", here, back, "--migration", "tunix", "--like", tmp_path / "hf")
+    assert "Add --reverse." in run(*call, code=2)
+    run(*call, "--reverse")
+    assert not ta.tree_diff(ta.load(back), weights, values=True)
+
+
+def test_compare_reads_rows_backwards_only_with_a_table(old):
+    assert "--reverse needs --migration" in run(
+        "compare", old, old, "--reverse", code=2
+    )
 
 
 def test_a_table_in_the_place_of_a_tree_is_named(old, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 
 import jax
 import jax.numpy as jnp
@@ -472,6 +473,16 @@ def test_a_wrong_index_is_written_by_the_lines_in_the_error(three, change, says)
     exec(str(caught.value).partition("there:\n")[2], {})
     same(ta.load(folder, zeros_of(tree)), tree)
     assert set(index_of(folder)) == {"metadata", "weight_map"}  # as transformers reads
+
+
+def test_the_command_has_a_command_that_writes_an_index(three):
+    folder, tree = three
+    without_index(folder)
+    _, line = run("show", folder, code=2).rstrip().split("there:\n")
+    python, option, lines = shlex.split(line)
+    assert (python, option) == ("python", "-c")
+    exec(lines, {})
+    same(ta.load(folder), tree)
 
 
 @pytest.mark.parametrize("gone", [PARTS[1:], [PARTS[1]], [PARTS[1], INDEX]])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import json
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from treeadapt.checkpoints.remote import AnyPath, RemotePath, mapped
 from treeadapt.errors import CheckpointError
 from treeadapt.text.data_files import parse_json
 from treeadapt.text.names import listing, plural
+from treeadapt.text.wording import worded
 
 MARK = "treeadapt"  # the only entry of an index's metadata with a meaning here
 _MAX_INDEX_BYTES = 64 * 2**20
@@ -33,10 +35,10 @@ _SHARD = re.compile(r"(.+?)((?:\.[^.]+)?)-(\d{1,5})-of-(\d{1,5})\.([a-z]+)")
 # Transformers reads both entries.
 _TO_WRITE = """
 import json, pathlib, treeadapt as ta
-folder = pathlib.Path({folder!r})
-files = sorted(folder.glob({pattern!r}))
+folder = pathlib.Path({folder})
+files = sorted(folder.glob({pattern}))
 shards = {{name: x.name for x in files for name in ta.read_metadata(x, decode=False)}}
-(folder / {index!r}).write_text(json.dumps({{"metadata": {{}}, "weight_map": shards}}))
+(folder / {index}).write_text(json.dumps({{"metadata": {{}}, "weight_map": shards}}))
 """
 _OUTWARD = re.compile(r"^\.|[^\w.,+=@~ ()\[\]-]")  # in a URL it may lead elsewhere
 
@@ -78,10 +80,14 @@ class ShardSet:
         ]
 
     def to_write(self, folder: AnyPath) -> str:
-        """Return lines of Python that write the index, if all shards are there."""
+        """Return what writes the index, if all shards are there."""
         start = glob.escape(f"{self.stem}{self.variant}-")
         pattern = f"{start}*-of-{self.count}.{self.ending}"
-        return _TO_WRITE.format(folder=str(folder), pattern=pattern, index=self.index)
+        texts = {"folder": str(folder), "pattern": pattern, "index": self.index}
+        # In double quotes, because a shell takes all of it in single ones.
+        lines = _TO_WRITE.format(**{key: json.dumps(x) for key, x in texts.items()})
+        command = shlex.join(["python", "-c", "; ".join(lines.strip().splitlines())])
+        return worded(lines, f"\n{command}")
 
 
 def ending_of_shards(path: AnyPath) -> str:

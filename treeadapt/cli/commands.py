@@ -128,7 +128,7 @@ def diff(**arguments: Any) -> None:
 )
 @click.argument("checkpoint", metavar="CHECKPOINT", type=click.Path())
 @click.argument("target", metavar="TARGET", type=click.Path())
-@options.text("--migration", "TABLE", "A migration file, or a published table.")
+@options.with_migration
 @options.patterns("--where", "What is to be loaded")
 @options.flag("--cast", "Take other dtypes that hold as much.")
 @options.no_decode

@@ -14,8 +14,11 @@ from typing import Any
 import click
 
 from treeadapt.checkpoints import url
+from treeadapt.checkpoints.opening import read_stored
 from treeadapt.checkpoints.save_load import compare_checkpoint
 from treeadapt.cli import printing, sources
+from treeadapt.cli.migration_findings import read_migration, turned_hint
+from treeadapt.errors import MigrationError
 from treeadapt.reports.words import printable
 
 _ORDER = "CHECKPOINT, then TARGET"
@@ -29,6 +32,7 @@ def compare_with_model(
     form: str | None,
     *,
     cast: bool,
+    reverse: bool,
     decode: bool,
 ) -> None:
     """Print how a checkpoint fits a target; see the options of ``compare``.
@@ -42,14 +46,29 @@ def compare_with_model(
     if sources.names_function(checkpoint):
         wrong = f"{checkpoint!r} is code, not a checkpoint; the order is {_ORDER}."
         raise click.UsageError(wrong)
-    report = compare_checkpoint(
-        checkpoint,
-        sources.read_tree(target, decode=decode),
-        where=list(where) or "**",
-        migration=migration,
-        cast=cast,
-        decode=decode,
-    )
+    tree = sources.read_tree(target, decode=decode)
+    table: Any = migration
+    if reverse:
+        if migration is None:
+            raise click.UsageError("--reverse needs --migration.")
+        table = read_migration(migration, checkpoint, reverse=True)
+    try:
+        report = compare_checkpoint(
+            checkpoint,
+            tree,
+            where=list(where) or "**",
+            migration=table,
+            cast=cast,
+            decode=decode,
+        )
+    except MigrationError:
+        if migration is None:
+            raise
+        stored = read_stored(checkpoint, decode=decode)
+        hint = turned_hint(migration, stored, tree, checkpoint, reverse=reverse)
+        if hint:
+            raise click.UsageError(hint) from None
+        raise
     if form == "json":
         fields = dataclasses.asdict(report)
         fields["numbers"] = {

@@ -29,7 +29,7 @@ from treeadapt.checkpoints.quantization_config import (
 )
 from treeadapt.checkpoints.record import Stored
 from treeadapt.cli import options, printing, sources
-from treeadapt.cli.migration_findings import planned, read_migration
+from treeadapt.cli.migration_findings import planned, read_migration, turned_hint
 from treeadapt.cli.options import MILD
 from treeadapt.errors import CheckpointError, MigrationError
 from treeadapt.migrations.group import size_bytes
@@ -290,7 +290,12 @@ def fitting_migration(
     if not fitting:
         likes = None if target is None else view_tree(target).flat()
         published = table.published if len(files) == 1 else None
-        hints = tables_that_take(stored, published, likes)
+        turned = (
+            turned_hint(file, stored, target, *checkpoints, reverse=reverse)
+            for file in files
+        )
+        hints = [*filter(None, turned)]
+        hints += [] if hints else tables_that_take(stored, published, likes)
         hints += filter(None, [all_shards(stored)])
         raise MigrationError("\n".join([" | ".join(misses), *hints]))
     ((file, (table, plan)),) = fitting.items()

@@ -12,7 +12,7 @@ from typing import Any
 from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
 from treeadapt.checkpoints.next_call import all_shards, tables_that_take
 from treeadapt.checkpoints.record import Stored
-from treeadapt.cli.options import CHECK, ONE_WAY
+from treeadapt.cli.options import CHECK, MILD, ONE_WAY
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
@@ -94,6 +94,29 @@ def planned(
             )
             faults.append(Finding(CHECK, None, text, number))
     return plan, faults
+
+
+def turned_hint(
+    file: str, source: Any, target: Any, *checkpoints: str | None, reverse: bool
+) -> str:
+    """Return a sentence if a table fits read the other way; otherwise "".
+
+    Args:
+        file: its name.
+        source: as for ``planned``.
+        target: the same.
+        checkpoints: the configuration is next to one of these.
+        reverse: whether the rows were read backwards, which did not fit.
+    """
+    try:
+        table = read_migration(file, *checkpoints, reverse=not reverse)
+        faults = planned(table, source, target)[1]
+    except MigrationError:
+        return ""
+    if any(each.kind not in MILD for each in faults):
+        return ""
+    cure = "Leave --reverse out." if reverse else "Add --reverse."
+    return f"The rows of {listing([file])} fit the other way round. {cure}"
 
 
 def leads_other_way(migration: Migration, source: Any, target: Any) -> bool:

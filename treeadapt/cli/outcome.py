@@ -90,4 +90,10 @@ def read_outcome(
             f"{target!r}; the order is TREE, then TARGET. Swap the two, or "
             f"read the rows {'forwards' if reverse else 'with --reverse'}."
         )
+    if is_wrong and target is None:
+        hint = migration_findings.turned_hint(
+            file, source.stored or source.tree, None, tree, reverse=reverse
+        )
+        if hint:
+            raise click.UsageError(hint)
     return file, outcome, None
