@@ -928,6 +928,22 @@ def test_convert_copies_from_no_folder_of_orbax_what_orbax_wrote(old, tmp_path):
     assert {file.name for file in new.parent.iterdir()} == {new.name, "config.json"}
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_nothing_is_copied_next_to_a_single_file(published, old, tmp_path, more):
+    (tmp_path / "notes.txt").write_text("of the user")
+    before = {file.name for file in tmp_path.iterdir()}
+    new = tmp_path / "new.safetensors"
+    text = run("convert", old, new, "--like", published, *more)
+    assert f"Nothing is copied from {str(published)!r}" in text
+    after = {file.name for file in tmp_path.iterdir()}
+    assert after - before == ({new.name} if not more else set())
+    # So the folder that is written to may be the one that gives the sizes.
+    run("convert", old, new, "--like", tmp_path, "--force", *more)
+    # What the message names: a folder.
+    run("convert", old, tmp_path / "folder", "--like", published)
+    assert (tmp_path / "folder" / "config.json").is_file()
+
+
 def test_a_large_file_is_not_copied(published, old, tmp_path, monkeypatch):
     monkeypatch.setattr(convert_command, "MAX_COPIED_BYTES", 20)
     text = run("convert", old, tmp_path / "new", "--like", published)
@@ -941,7 +957,7 @@ def test_a_large_file_is_not_copied(published, old, tmp_path, monkeypatch):
     [
         ("nowhere", "new", "is not there. Name the folder"),
         ("old.safetensors", "new", "is not a folder. Name the folder"),
-        (".", "new.safetensors", "the folder that is written to"),
+        (".", "adapter_model.safetensors", "the folder that is written to"),
         (".", "new.schema.toml", "--like needs a DST with arrays"),
     ],
 )

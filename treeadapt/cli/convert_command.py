@@ -55,6 +55,10 @@ _WEIGHTS = re.compile(
 )
 # With it, transformers takes a folder for an adapter, and reads the weights of another.
 _OF_ADAPTER = "adapter_config.json"
+# Names that a folder is opened by; a file of any other name is not a model's folder.
+_OF_FOLDER = re.compile(
+    r"(adapter_|diffusion_pytorch_)?model(\.[^.]+)?\.safetensors", re.IGNORECASE
+)
 # Next to config.json; what they say is true of quantised weights alone.
 _OF_QUANTIZATION = ("hf_quant_config.json", "quant_config.json", "quantize_config.json")
 # What the first bytes of weights are, whatever their name: of zip files, as PyTorch and
@@ -168,15 +172,9 @@ def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
         converted: the new checkpoint, which is never replaced.
 
     Raises:
-        CheckpointError: there is no such folder, or it is the destination.
+        CheckpointError: it is the destination.
     """
     like = Path(folder)
-    if not like.is_dir():
-        what = "not a folder" if like.exists() else "not there"
-        raise CheckpointError(
-            f"--like has {listing([folder])}, which is {what}. Name the folder of a "
-            "model whose config.json and tokenizer files are to be copied."
-        )
     if destination.exists() and like.samefile(destination):
         raise CheckpointError(
             f"--like names {listing([folder])}, the folder that is written to, so its "
@@ -196,6 +194,20 @@ def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
         else:
             files[name] = entry
     return OtherFiles(files, left)
+
+
+def _require_folder(like: str) -> None:
+    """Raise unless ``--like`` names a folder.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if not Path(like).is_dir():
+        what = "not a folder" if Path(like).exists() else "not there"
+        raise CheckpointError(
+            f"--like has {listing([like])}, which is {what}. Name the folder of a "
+            "model whose config.json and tokenizer files are to be copied."
+        )
 
 
 def copy_files(rest: OtherFiles, destination: Path) -> None:
@@ -339,9 +351,12 @@ def convert_checkpoint(
         if not needs_arrays:
             text = "--like needs a DST with arrays, and this is a schema."
             raise click.UsageError(text)
-        if form == "safetensors" and max_shard_bytes is None:
+        _require_folder(like)
+        is_file = form == "safetensors" and max_shard_bytes is None
+        if is_file:
             folder = folder.parent
-        rest = other_files(like, folder, Path(destination))
+        if not is_file or _OF_FOLDER.fullmatch(Path(destination).name):
+            rest = other_files(like, folder, Path(destination))
     if sources.names_function(source) and not migrations and not needs_arrays:
         num_leaves = _write_shapes(source, destination, decode=decode, dry_run=dry_run)
     else:
@@ -363,7 +378,12 @@ def convert_checkpoint(
         rest = rest and rest.for_plain_weights(conversion.written)
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
-    if rest is not None and like is not None:
+    if like is not None and rest is None:
+        click.echo(
+            f"Nothing is copied from {like!r}, because DST is a single file. For its "
+            f"{CONFIG} next to the weights, name a folder as DST."
+        )
+    elif like is not None and rest is not None:
         if not dry_run:
             copy_files(rest, folder)
         for line in rest.lines(like, "Would copy" if dry_run else "Copied"):
