@@ -336,3 +336,89 @@ def test_a_number_that_stands_for_a_word_is_no_count():
 
     draft = ta.draft_migration(source, convert=convert)
     assert not any("numbers" in mark for mark in marks(draft).values()), marks(draft)
+
+
+def of_a_sequence(layers: int, width: int) -> Leaves:
+    """As the convolutions of WavLM: the first one has a norm, the third module of it."""
+    shapes = {
+        f"conv.{n}.0.w": (width, width if n else 1, 3 + n % 2) for n in range(layers)
+    }
+    shapes |= {"conv.0.2.w": (width,), "conv.0.2.b": (width,)}
+    return float32({path: np.zeros(shape) for path, shape in shapes.items()})
+
+
+def with_words(leaves: Leaves) -> Leaves:
+    words = {"0": "conv", "2": "norm"}
+    return {
+        f"layers.{n}.{words[module]}.{k}": leaf
+        for path, leaf in leaves.items()
+        for _, n, module, k in [path.split(".")]
+    }
+
+
+def test_numbers_that_no_row_runs_over_keep_no_mark():
+    draft = ta.draft_migration(of_a_sequence(2, 11), convert=with_words)
+    assert "numbers" in marks(draft).values()
+    few = draft.check(of_a_sequence(3, 13), with_words)
+    assert "twice as many after 'conv.' (2 in the draft, 3 here) answer it" in str(few)
+    report = draft.check(of_a_sequence(5, 13), with_words)
+    assert report, str(report)
+    assert not report.left
+    assert not any(marks(report).values()), marks(report)
+
+
+def transitions(count: int, width: int) -> Leaves:
+    """As AlphaFold names modules: the first one has no number."""
+    names = ["transition", *(f"transition_{n}" for n in range(1, count))]
+    return float32({f"{name}/w": np.zeros((width, width + 3)) for name in names})
+
+
+def from_one(leaves: Leaves) -> Leaves:
+    return {f"linear_{n}/w": leaf.T for n, leaf in enumerate(leaves.values(), 1)}
+
+
+def test_what_has_no_number_follows_from_those_that_fill_its_place():
+    draft = ta.draft_migration(transitions(3, 5), convert=from_one)
+    assert "numbers" in marks(draft).values()
+    report = draft.check(transitions(3, 7), from_one)
+    assert report, str(report)
+    assert marks(report) == marks(draft)
+    way = "twice as many after 'transition_' (2 in the draft, 2 here) answer it"
+    assert all(way in each["numbers"] for each in report.left.values())
+    assert way in str(report)
+    report = draft.check(transitions(5, 7), from_one)
+    assert report, str(report)
+    assert not any(marks(report).values()), marks(report)
+
+
+def test_a_stage_with_as_many_layers_keeps_the_marks_of_the_next():
+    def stages(first: int, second: int, width: int) -> Leaves:
+        return float32(
+            {
+                f"stage{stage}.{n}.w": np.zeros((width, width + stage))
+                for stage, count in ((1, first), (2, second))
+                for n in range(count)
+            }
+        )
+
+    def convert(leaves: Leaves) -> Leaves:
+        return {f"h.{n}.w": leaf.T for n, leaf in enumerate(leaves.values())}
+
+    for first in (1, 2):
+        draft = ta.draft_migration(stages(first, 3, 5), convert=convert)
+        assert "numbers" in marks(draft).values()
+        report = draft.check(stages(first, 6, 11), convert)
+        assert report, str(report)
+        assert "numbers" in marks(report).values()
+
+
+def test_a_mark_that_no_size_answers_says_so():
+    source = lettered((1, 2, 3), 5)
+    draft = ta.draft_migration(source, convert=in_order_of_names)
+    report = draft.check(lettered((1, 2, 3), 11), in_order_of_names)
+    assert report.left
+    assert "no size answers for a list that gives numbers other ones" in str(report)
+    odd = draft.check(
+        source, lambda w: {p: -a for p, a in in_order_of_names(w).items()}
+    )
+    assert not odd.left

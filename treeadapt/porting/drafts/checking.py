@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,23 +13,18 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
+from treeadapt.porting.drafts.answering import (
+    Left,
+    Shapes,
+    answered,
+    led_back,
+    unanswered,
+)
 from treeadapt.porting.drafts.called_function import Conversion, as_bytes
 from treeadapt.porting.drafts.inputs import read_side
-from treeadapt.porting.drafts.rows import (
-    are_renumbered,
-    by_template,
-    template_of,
-    tokens_of,
-)
 from treeadapt.text.names import fold, listing, plural
 
-#: Marks of numbers that were seen at one size: an equal result at another shows them.
-ANSWERED = frozenset({"length", "numbers", "order", "scale", "sizes"})
-
 _ONE_WAY = "there; what takes some of the numbers has no way back"
-
-#: Shapes by path.
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +44,8 @@ class DraftCheck:
             ``order`` where a slice takes of another number, or a list of other shapes.
         has_way_back: whether it was compared there and back: what takes only some of
             the numbers has no way back.
+        left: by the text of a row, the marks that it keeps of those that sizes answer,
+            and what would answer each. Empty if something differs.
     """
 
     forwards: Mapping[str, tuple[str, ...]]
@@ -59,6 +54,7 @@ class DraftCheck:
     num_leaves: int
     migration: Migration
     has_way_back: bool = True
+    left: Mapping[str, Left] = dataclasses.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return not (self.forwards or self.backwards or self.problem)
@@ -66,13 +62,25 @@ class DraftCheck:
     def __str__(self) -> str:
         if self:
             way = "there and back" if self.has_way_back else _ONE_WAY
-            return f"{plural(self.num_leaves, 'leaf')}: equal, {way}."
+            equal = f"{plural(self.num_leaves, 'leaf')}: equal, {way}."
+            return "\n".join([equal, *self._left_lines()])
         lines = [f"The table does not run: {self.problem}"] if self.problem else []
         for way, rows in (("there", self.forwards), ("back", self.backwards)):
             for row, paths in rows.items():
                 names = listing(fold(paths), limit=3)
                 lines.append(f"The row {row!r} differs on the way {way}: {names}.")
         return "\n".join(lines)
+
+    def _left_lines(self) -> Iterator[str]:
+        """Yield which marks stay, and what would answer them."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for row, marks in self.left.items():
+            for each in marks.items():
+                alike.setdefault(each, []).append(row)
+        for (mark, way), rows in alike.items():
+            keep = "keeps" if len(rows) == 1 else "keep"
+            names = listing(rows, limit=3)
+            yield f"{plural(len(rows), 'row')} {keep} {mark!r}, {names}: {way}."
 
 
 def shapes_of_tables(migration: Migration, shapes: Shapes) -> list[Shapes]:
@@ -141,183 +149,12 @@ def compared_with(
         dict(_differing(paths, *sides, computes=computes and is_chain))
         for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
     ]
+    left: dict[str, Left] = {}
     if not any(odd):
-        resized = _resized(plan, shapes[0], leaves)
-        answered = dict.fromkeys(("scale", "sizes"), resized)
-        tables = [*zip(plan.tables, shapes, strict=False)]
-        if len(tables) == len(plan.tables):
-            answered |= {
-                "length": _every(_of_other_length(*each) for each in tables),
-                "numbers": _every(_of_more_numbers(*each) for each in tables),
-                "order": _every(_of_other_counts(*each, resized) for each in tables),
-                "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
-            }
-        migration = _without_answered_marks(migration, answered)
-    return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
-
-
-def led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
-    """Return the leaves of the source of which leaves are made.
-
-    Args:
-        tables: the plan of each.
-        paths: of the leaves, after these tables.
-    """
-    for plan in reversed(tables):
-        named = {*paths}
-        groups = (g.source_paths for g in plan.groups if not named.isdisjoint(g.filled))
-        paths = [*itertools.chain(*groups)]
-    return [*paths]
-
-
-def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
-    """Return the rows whose leaves all have other shapes than in the draft."""
-    resized: set[Row] = set()
-    same: set[Row] = set()
-    for number, table in enumerate(plan.tables):
-        for group in table.groups:
-            sources = led_back(plan.tables[:number], group.source_paths)
-            is_same = any(shapes.get(p) == leaves[p].shape for p in sources)
-            (same if is_same else resized).add(group.row)
-    return resized - same
-
-
-def _every(sets: Iterable[set[Row]]) -> set[Row]:
-    return set().union(*sets)
-
-
-def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
-    """Return the rows that pad, or cut off, as much of axes of other lengths.
-
-    A length that is the next multiple of a number, as of 8, may have the same padding
-    twice: then the longer ones have a divisor that is more than the padding.
-    """
-    resized: set[Row] = set()
-    for group in plan.groups:
-        row = group.row
-        path = next(filter(shapes.__contains__, group.source_paths), None)
-        axes = [axis.text for axis in row.sources[0].axes]
-        pads = row.values.pad
-        if path is None or not pads or any(name not in axes for name, _ in pads):
-            continue
-        places = [axes.index(name) for name, _ in pads]
-        lengths = [
-            (sum(widths), shapes[path][place], plan.source[path].shape[place])
-            for place, (_, widths) in zip(places, pads, strict=True)
-        ]
-        more = 0 if row.values.undoes else 1
-        if all(
-            old != new and math.gcd(old + more * pad, new + more * pad) <= pad
-            for pad, old, new in lengths
-        ):
-            resized.add(row)
-    return resized
-
-
-def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set[Row]:
-    """Return the rows that take of another number than in the draft, or all of a list.
-
-    Args:
-        plan: of a table.
-        shapes: of the leaves that it was drafted from, by path.
-        resized: rows whose leaves have other shapes than these.
-    """
-    others: set[Row] = set()
-    for group in plan.groups:
-        row = group.row
-        path = next(iter(group.source_paths))
-        places = {axis.text: n for n, axis in enumerate(row.sources[0].axes)}
-        num_leaves = [sum(map(row.takes, each)) for each in (shapes, plan.source)]
-        slices = [name for name, take in row.values.take if not take.size]
-        differ = [
-            shapes[path][places[name]] != plan.source[path].shape[places[name]]
-            if name in places and path in shapes
-            else name not in places and num_leaves[0] != num_leaves[1]
-            for name in slices
-        ]
-        is_answered = all(differ) if slices else row in resized
-        others |= {row} if is_answered and row.values.take else set()
-    return others
-
-
-def _of_more_numbers(plan: Any, shapes: Shapes) -> set[Row]:
-    """Return the rows whose paths have numbers of which there are twice as many.
-
-    What is added to the numbers of a row follows from those of others that fill the
-    same place: there are to be twice as many of these, too. No size shows that a list
-    which gives numbers other ones is that of all.
-    """
-    olds, news = map(_counts, (shapes, plan.source))
-    by_row: dict[Row, list[str]] = {}
-    filled: dict[Row, set[tuple[str | None, ...]]] = {}
-    for group in plan.groups:
-        by_row.setdefault(group.row, []).extend(group.source_paths)
-        filled.setdefault(group.row, set()).update(_counts(group.filled))
-    for path, place in plan.places(plan.dropped).items():
-        by_row.setdefault(plan.rows[place], []).append(path)
-
-    def has_more(path: str, *, is_other: bool = False) -> bool:
-        tokens, template = tokens_of(path), template_of(path)
-        every = [template[:n] for n in range(len(tokens)) if template[n] is None]
-        several = [above for above in every if len(olds.get(above, ())) > 1]
-        return bool(several or (is_other and not every)) and all(
-            len(news[above]) >= 2 * len(olds[above]) for above in several
-        )
-
-    fewer = [
-        filled[row]
-        for row in filled
-        if not all(has_more(path, is_other=True) for path in by_row[row])
-    ]
-    return {
-        row
-        for row, paths in by_row.items()
-        if all(map(has_more, paths))
-        if all(filled.get(row, set()).isdisjoint(places) for places in fewer)
-        if not _is_renumbered(row)
-    }
-
-
-def _is_renumbered(row: Row) -> bool:
-    sides = (
-        [each for address in side for each in address.path.captures]
-        for side in (row.sources, row.targets)
-    )
-    return any(
-        old.key == new.key and are_renumbered(old.entries, new.entries)
-        for old, new in itertools.product(*sides)
-    )
-
-
-def _of_same_blocks(plan: Any, shapes: Shapes) -> set[Row]:
-    """Return the rows that have as many leaves as in the draft, and two numbers as one.
-
-    Widths do not show how many layers a block has.
-    """
-    olds, news = (
-        {t: len(x) for t, x in by_template(each).items()}
-        for each in (shapes, plan.source)
-    )
-    same: set[Row] = set()
-    for group in plan.groups:
-        addresses = (*group.row.sources, *group.row.targets)
-        captures = (each for address in addresses for each in address.path.captures)
-        if any(len(each.names) > 1 for each in captures):
-            templates = {*map(template_of, group.source_paths)}
-            if any(olds.get(each) == news[each] for each in templates):
-                same.add(group.row)
-    return same
-
-
-def _counts(paths: Iterable[str]) -> dict[tuple[str | None, ...], set[str]]:
-    """Return the numbers of paths, by what is before them."""
-    numbers: dict[tuple[str | None, ...], set[str]] = {}
-    for path in paths:
-        tokens, template = tokens_of(path), template_of(path)
-        for place, token in enumerate(template):
-            if token is None:
-                numbers.setdefault(template[:place], set()).add(tokens[place])
-    return numbers
+        rows, of_numbers = answered(plan, shapes, leaves)
+        left = unanswered(migration, rows, of_numbers)
+        migration = _without_answered_marks(migration, rows)
+    return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects, left)
 
 
 def _without_answered_marks(

@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 from treeadapt.migrations.files import MIGRATION_FILE, lines_of_table
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import SPLIT
+from treeadapt.porting.drafts.answering import ANSWERED, Shapes
 from treeadapt.porting.drafts.checking import (
-    ANSWERED,
     DraftCheck,
-    Shapes,
     compared_with,
     in_order,
     shapes_of_tables,

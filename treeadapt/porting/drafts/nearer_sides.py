@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.migrations.migration import Migration
-from treeadapt.porting.drafts.checking import in_order, led_back
+from treeadapt.porting.drafts.answering import led_back
+from treeadapt.porting.drafts.checking import in_order
 from treeadapt.porting.drafts.evidence import Evidence
 from treeadapt.porting.drafts.finishing import rest
 from treeadapt.porting.drafts.inputs import Side

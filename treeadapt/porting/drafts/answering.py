@@ -1,0 +1,347 @@
+"""Which marks of drafted rows another size answers, and what would answer the others.
+
+Takes a table that gives the same as it should at another size, and the shapes that it
+was drafted at; gives the table without the marks that this shows to be right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.rows import Row
+from treeadapt.porting.drafts.parts import Pattern
+from treeadapt.porting.drafts.rows import (
+    are_renumbered,
+    by_template,
+    template_of,
+    tokens_of,
+)
+
+#: Marks of numbers that were seen at one size: an equal result at another shows them.
+ANSWERED = frozenset({"length", "numbers", "order", "scale", "sizes"})
+
+#: Shapes by path.
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+#: What would answer a mark, by its name.
+Left: TypeAlias = Mapping[str, str]
+
+_LARGE = "987654321"  # a number that no model has
+_WAYS = {
+    "length": (
+        "another length of that axis answers it, where the two longer axes have no "
+        "divisor above what is added"
+    ),
+    "order": "other sizes of what `take` is of answer it",
+    "scale": "leaves of other shapes answer it",
+    "sizes": "leaves of other shapes answer it, and of layers in blocks another number",
+}
+_IF_ALL = "where all models have as many, delete it"
+_OF_A_LIST = (
+    "no size answers for a list that gives numbers other ones; see the code, and "
+    "delete the mark if all models have this one"
+)
+
+
+def answered(
+    plan: Any, shapes: Sequence[Shapes], leaves: Mapping[str, Any]
+) -> tuple[dict[str, set[Row]], dict[Row, str]]:
+    """Return the rows whose marks are answered, by mark; and why ``numbers`` stays.
+
+    Args:
+        plan: of the tables, at another size.
+        shapes: of the leaves that each of these took when it was drafted, by path;
+            those of the first alone, if the others are not known.
+        leaves: of the source at this size.
+    """
+    resized = _resized(plan, shapes[0], leaves)
+    rows = dict.fromkeys(("scale", "sizes"), resized)
+    if len(shapes) < len(plan.tables):
+        return rows, {}
+    tables = [*zip(plan.tables, shapes, strict=True)]
+    counts = [_Counts(*each) for each in tables]
+    rows |= {
+        "length": _every(_of_other_length(*each) for each in tables),
+        "numbers": _every(each.answered() for each in counts),
+        "order": _every(_of_other_counts(*each, resized) for each in tables),
+        "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
+    }
+    return rows, {row: each.way(row) for each in counts for row in each.paths}
+
+
+def unanswered(
+    migration: Migration,
+    rows: Mapping[str, Collection[Row]],
+    of_numbers: Mapping[Row, str],
+) -> dict[str, Left]:
+    """Return the marks that rows keep, by their text, and what would answer them.
+
+    Args:
+        migration: the tables.
+        rows: those whose marks are answered, by mark.
+        of_numbers: why ``numbers`` stays, of some.
+    """
+    left: dict[str, Left] = {}
+    for row in migration.rows:
+        ways = _WAYS | {"numbers": of_numbers.get(row, _OF_A_LIST)}
+        marks = row.notes.check.split(", ")
+        kept = [m for m in marks if m in ANSWERED and row not in rows.get(m, ())]
+        if kept:
+            left[row.text] = {mark: ways[mark] for mark in kept}
+    return left
+
+
+def led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
+    """Return the leaves of the source of which leaves are made.
+
+    Args:
+        tables: the plan of each.
+        paths: of the leaves, after these tables.
+    """
+    for plan in reversed(tables):
+        named = {*paths}
+        groups = (g.source_paths for g in plan.groups if not named.isdisjoint(g.filled))
+        paths = [*itertools.chain(*groups)]
+    return [*paths]
+
+
+def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
+    """Return the rows whose leaves all have other shapes than in the draft."""
+    resized: set[Row] = set()
+    same: set[Row] = set()
+    for number, table in enumerate(plan.tables):
+        for group in table.groups:
+            sources = led_back(plan.tables[:number], group.source_paths)
+            is_same = any(shapes.get(p) == leaves[p].shape for p in sources)
+            (same if is_same else resized).add(group.row)
+    return resized - same
+
+
+def _every(sets: Iterable[set[Row]]) -> set[Row]:
+    return set().union(*sets)
+
+
+def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
+    """Return the rows that pad, or cut off, as much of axes of other lengths.
+
+    A length that is the next multiple of a number, as of 8, may have the same padding
+    twice: then the longer ones have a divisor that is more than the padding.
+    """
+    resized: set[Row] = set()
+    for group in plan.groups:
+        row = group.row
+        path = next(filter(shapes.__contains__, group.source_paths), None)
+        axes = [axis.text for axis in row.sources[0].axes]
+        pads = row.values.pad
+        if path is None or not pads or any(name not in axes for name, _ in pads):
+            continue
+        places = [axes.index(name) for name, _ in pads]
+        lengths = [
+            (sum(widths), shapes[path][place], plan.source[path].shape[place])
+            for place, (_, widths) in zip(places, pads, strict=True)
+        ]
+        more = 0 if row.values.undoes else 1
+        if all(
+            old != new and math.gcd(old + more * pad, new + more * pad) <= pad
+            for pad, old, new in lengths
+        ):
+            resized.add(row)
+    return resized
+
+
+def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set[Row]:
+    """Return the rows that take of another number than in the draft, or all of a list.
+
+    Args:
+        plan: of a table.
+        shapes: of the leaves that it was drafted from, by path.
+        resized: rows whose leaves have other shapes than these.
+    """
+    others: set[Row] = set()
+    for group in plan.groups:
+        row = group.row
+        path = next(iter(group.source_paths))
+        places = {axis.text: n for n, axis in enumerate(row.sources[0].axes)}
+        num_leaves = [sum(map(row.takes, each)) for each in (shapes, plan.source)]
+        slices = [name for name, take in row.values.take if not take.size]
+        differ = [
+            shapes[path][places[name]] != plan.source[path].shape[places[name]]
+            if name in places and path in shapes
+            else name not in places and num_leaves[0] != num_leaves[1]
+            for name in slices
+        ]
+        is_answered = all(differ) if slices else row in resized
+        others |= {row} if is_answered and row.values.take else set()
+    return others
+
+
+class _Counts:
+    """How many numbers paths have in the draft, and here, where rows run over them.
+
+    A number that rows name, and none runs over, is a part of a name: with others, no
+    row takes the leaf. So those above it count for each name.
+
+    Attributes:
+        paths: by row, of the sources that it takes or drops.
+    """
+
+    def __init__(self, plan: Any, shapes: Shapes) -> None:
+        self.paths: dict[Row, list[str]] = {}
+        self._filled: dict[Row, set[Pattern]] = {}
+        for group in plan.groups:
+            self.paths.setdefault(group.row, []).extend(group.source_paths)
+            self._filled.setdefault(group.row, set()).update(_places(group.filled))
+        for path, place in plan.places(plan.dropped).items():
+            self.paths.setdefault(plan.rows[place], []).append(path)
+        self._run_over = _run_over(self.paths)
+        self._olds, self._news = map(self._numbers, (shapes, plan.source))
+        every = itertools.chain(*(group.filled for group in plan.groups))
+        self._of_targets = _places(every)
+
+    def _numbers(self, paths: Iterable[str]) -> dict[Pattern, set[str]]:
+        """Return the numbers that rows run over, by what is before them."""
+        numbers: dict[Pattern, set[str]] = {}
+        for path in paths:
+            for above, number in self._before(path):
+                numbers.setdefault(above, set()).add(number)
+        return numbers
+
+    def _before(self, path: str) -> Iterator[tuple[Pattern, str]]:
+        """Yield what is before numbers that rows run over, and each number."""
+        tokens, template = tokens_of(path), template_of(path)
+        are_counts = [
+            fixed is None and template[:place] in self._run_over
+            for place, fixed in enumerate(template)
+        ]
+        named = tuple(
+            None if is_count else token
+            for is_count, token in zip(are_counts, tokens, strict=True)
+        )
+        for place in itertools.compress(range(len(tokens)), are_counts):
+            yield named[:place], tokens[place]
+
+    def _several(self, path: str) -> list[Pattern]:
+        """Return what is before numbers of a path of which the draft had several."""
+        places = (above for above, _ in self._before(path))
+        return [above for above in places if len(self._olds.get(above, ())) > 1]
+
+    def _has_more(self, path: str) -> bool:
+        several = self._several(path)
+        return bool(several) and all(
+            len(self._news[above]) >= 2 * len(self._olds[above]) for above in several
+        )
+
+    def answered(self) -> set[Row]:
+        """Return the rows whose paths have numbers of which there are twice as many.
+
+        What is added to the numbers of a row follows from those of others that fill the
+        same place: there are to be twice as many of these, too; and what has no number
+        follows from them alone. No size shows that a list which gives numbers other
+        ones is that of all.
+        """
+        more = {r for r, paths in self.paths.items() if all(map(self._has_more, paths))}
+        bare = {
+            row
+            for row, paths in self.paths.items()
+            if not any(None in template_of(path) for path in paths)
+        }
+        by_more = set[Pattern]().union(*(self._filled.get(row, ()) for row in more))
+        fewer = [self._filled[row] for row in self._filled if row not in more | bare]
+        following = {
+            row
+            for row in bare & self._filled.keys()
+            if (several := self._shared(row)) and several <= by_more
+        }
+        return {
+            row
+            for row in more | following
+            if all(self._filled.get(row, set()).isdisjoint(each) for each in fewer)
+            if not _is_renumbered(row)
+        }
+
+    def _shared(self, row: Row) -> set[Pattern]:
+        """Return the places that a row fills, of which there are several numbers."""
+        places = self._filled.get(row, set())
+        return {above for above in places if len(self._of_targets[above]) > 1}
+
+    def way(self, row: Row) -> str:
+        """Return what would answer the mark of a row."""
+        if _is_renumbered(row):
+            return _OF_A_LIST
+        rows = [
+            other for other in self._filled if self._shared(other) & self._shared(row)
+        ]
+        paths = itertools.chain(
+            *(self.paths[each] for each in dict.fromkeys([row, *rows]))
+        )
+        places = dict.fromkeys(itertools.chain(*map(self._several, paths)))
+        few = {
+            "".join("#" if t is None else t for t in above): (
+                f"{len(self._olds[above])} in the draft, {len(self._news[above])} here"
+            )
+            for above in places
+            if len(self._news[above]) < 2 * len(self._olds[above])
+        }
+        if not few:
+            return f"other rows fill the same places; {_IF_ALL}"
+        names = ", ".join(f"after {name!r} ({counts})" for name, counts in few.items())
+        return f"twice as many {names} answer it; {_IF_ALL}"
+
+
+def _run_over(paths: Mapping[Row, Iterable[str]]) -> set[Pattern]:
+    """Return what is before numbers in place of which rows take any other."""
+    run_over: set[Pattern] = set()
+    for row, own in paths.items():
+        for template, (path, *_) in by_template(own).items():
+            tokens = tokens_of(path)
+            for place, fixed in enumerate(template):
+                other = "".join((*tokens[:place], _LARGE, *tokens[place + 1 :]))
+                if fixed is None and row.takes(other):
+                    run_over.add(template[:place])
+    return run_over
+
+
+def _is_renumbered(row: Row) -> bool:
+    sides = (
+        [each for address in side for each in address.path.captures]
+        for side in (row.sources, row.targets)
+    )
+    return any(
+        old.key == new.key and are_renumbered(old.entries, new.entries)
+        for old, new in itertools.product(*sides)
+    )
+
+
+def _of_same_blocks(plan: Any, shapes: Shapes) -> set[Row]:
+    """Return the rows that have as many leaves as in the draft, and two numbers as one.
+
+    Widths do not show how many layers a block has.
+    """
+    olds, news = (
+        {t: len(x) for t, x in by_template(each).items()}
+        for each in (shapes, plan.source)
+    )
+    same: set[Row] = set()
+    for group in plan.groups:
+        addresses = (*group.row.sources, *group.row.targets)
+        captures = (each for address in addresses for each in address.path.captures)
+        if any(len(each.names) > 1 for each in captures):
+            templates = {*map(template_of, group.source_paths)}
+            if any(olds.get(each) == news[each] for each in templates):
+                same.add(group.row)
+    return same
+
+
+def _places(paths: Iterable[str]) -> dict[tuple[str | None, ...], set[str]]:
+    """Return the numbers of paths, by what is before them."""
+    numbers: dict[tuple[str | None, ...], set[str]] = {}
+    for path in paths:
+        tokens, template = tokens_of(path), template_of(path)
+        for place, token in enumerate(template):
+            if token is None:
+                numbers.setdefault(template[:place], set()).add(tokens[place])
+    return numbers
