@@ -339,7 +339,7 @@ def test_a_number_that_stands_for_a_word_is_no_count():
 
 
 def of_a_sequence(layers: int, width: int) -> Leaves:
-    """As the convolutions of WavLM: the first one has a norm, the third module of it."""
+    """As the convolutions of WavLM: the first has a norm, the third module of it."""
     shapes = {
         f"conv.{n}.0.w": (width, width if n else 1, 3 + n % 2) for n in range(layers)
     }
