@@ -8,11 +8,10 @@ factor is measured, where the answers are the same without a leaf.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from treeadapt.porting.drafts.rows import numberless
 from treeadapt.porting.matching.influence import Influences
 from treeadapt.porting.matching.pairs import (
     MOST_NOISE,
+    ROUNDED,
     LikeParts,
     OrderFamily,
     blind_numbers,
@@ -35,6 +35,26 @@ _MOST_STEPS = 4
 _NEAR = 0.1  # a root is to a factor that was seen
 _MOST_TOGETHER = 6  # families, of which all subsets are tried
 _BETTER = 0.9  # of a difference, from which on a change is one for the better
+_MAYBE = 0.05  # a difference that may be that of one factor more
+_FAR_BETTER = (
+    0.1  # of a difference, from which on it is likely the change that it lacks
+)
+
+
+class Near(NamedTuple):
+    """Changes, and how far the answers are apart with them."""
+
+    changes: Changes
+    error: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether that is rounding."""
+        return self.error <= ROUNDED
+
+
+#: No changes, of which nothing is known.
+FAR = Near({}, math.inf)
 
 
 class BlindAnswers:
@@ -87,57 +107,66 @@ class BlindAnswers:
         new.changes = {}
         return [([*dict.fromkeys(map(numberless, p))], factor) for p, factor in found]
 
-    def are_alike(self, changes: Changes) -> bool:
-        """Return whether the answers are the same with some changes."""
-        return self.apart(changes) <= MOST_NOISE
+    def nearest(self, candidates: Iterable[Changes]) -> Near:
+        """Return the nearest of some changes; one that differs by rounding ends it."""
+        best = FAR
+        for changes in candidates:
+            near = Near(changes, self.apart(changes))
+            best = min(best, near, key=lambda each: each.error)
+            if best.is_right:
+                break
+        return best
 
 
-def find_changes(blind: BlindAnswers, *, with_factors: bool) -> Changes | None:
-    """Return changes with which blind answers are the same; None if there are none.
+def find_changes(blind: BlindAnswers, known: Near, *, with_factors: bool) -> Near:
+    """Return the nearest changes, or what is known if nothing is far nearer.
 
-    A factor is looked for only where the answers are the same once a leaf is zero.
+    Those that are near are not taken at once: see ``ROUNDED``.
+
+    Args:
+        blind: the answers.
+        known: no changes, or the nearest of what was found before.
+        with_factors: whether a factor is looked for where nothing is near without.
+    """
+    best = known
+    for found in _found(blind, with_factors=with_factors):
+        share = _FAR_BETTER if best.error <= MOST_NOISE else 1.0
+        if found.is_right or found.error < share * best.error:
+            best = found
+        if best.is_right:
+            break
+    return best
+
+
+def _found(blind: BlindAnswers, *, with_factors: bool) -> Iterator[Near]:
+    """Yield the nearest with a factor, with offsets, and with both.
+
+    A factor is looked for where the answers are the same once a leaf is zero.
     """
     if with_factors:
-        changes = _with_factor(blind, {})
-        if changes is not None:
-            return changes
-    offsets = functools.partial(_offsets, vectors=blind.vectors)
-    changes = _better(blind, {}, offsets, _MOST_STEPS)
-    if blind.are_alike(changes):
-        return changes
-    return _with_factor(blind, changes) if with_factors and changes else None
+        yield blind.nearest(_with_factor(blind, {}))
+    offsets = _offsets_added(blind)
+    yield offsets
+    if offsets.changes and (with_factors or offsets.error <= _MAYBE):
+        yield blind.nearest(_with_factor(blind, offsets.changes))
 
 
-def _with_factor(blind: BlindAnswers, changes: Changes) -> Changes | None:
-    """Return changes and one factor more; None if none makes the answers the same."""
+def _with_factor(blind: BlindAnswers, changes: Changes) -> Iterator[Changes]:
+    """Yield changes and one factor more: roots of sizes, near what was measured."""
     for names, factor in blind.factors(changes):
         for root in blind.roots:
-            if abs(root / factor - 1) < _NEAR:
-                more = {**changes, **dict.fromkeys(names, (root, 0.0))}
-                if blind.are_alike(more):
-                    return more
-    return None
+            if math.isnan(factor) or abs(root / factor - 1) < _NEAR:
+                yield {**changes, **dict.fromkeys(names, (root, 0.0))}
 
 
-def _better(
-    blind: BlindAnswers,
-    best: Changes,
-    tried: Callable[[Changes], Iterable[Changes]],
-    steps: int,
-) -> Changes:
-    """Return changes with which answers are nearer, adding the best one by one."""
-    least = blind.apart(best)
-    for _ in range(steps):
-        error = math.inf
-        for each in tried(best):
-            new = blind.apart(each)
-            if new <= MOST_NOISE:
-                return each
-            if new < error:
-                error, changes = new, each
-        if not error < _BETTER * least:  # with nothing to try it is infinite
-            break
-        least, best = error, changes
+def _offsets_added(blind: BlindAnswers) -> Near:
+    """Return offsets with which answers are nearer, adding the best one by one."""
+    best = blind.nearest([{}])
+    for _ in range(_MOST_STEPS):
+        step = blind.nearest(_offsets(best.changes, blind.vectors))
+        if best.is_right or not step.error < _BETTER * best.error:
+            break  # with nothing to try it is infinite
+        best = step
     return best
 
 

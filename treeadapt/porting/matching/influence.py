@@ -224,18 +224,22 @@ class Influences:
     def factors(self) -> list[tuple[list[str], float]]:
         """Return paths of the target, and the factor that they lack, if that is all.
 
-        A factor of scores belongs to neither of the two leaves that make them.
+        A factor of scores belongs to neither of the two leaves that make them. One that
+        a norm cancels where the leaf is small is not measured: it is NaN.
         """
         carriers = self.carriers(most_lost=1.0)
-        shares = [
-            (carrier, self.share(carrier.old, carrier.new))
-            for carrier in carriers
-            if self.partner(carrier, carriers) is None
-        ]
+        measured: list[tuple[Unit, float]] = []
+        cancelled: list[tuple[Unit, float]] = []
+        for carrier in carriers:
+            if self.partner(carrier, carriers) is None:
+                share = self.share(carrier.old, carrier.new)
+                if share.apart > _LEAST_FACTOR and share.rest <= share.apart / 2:
+                    measured.append((carrier.new, share.factor))
+                elif share.apart <= _LEAST_FACTOR and {*carrier.new} & self.new.arrays:
+                    cancelled.append((carrier.new, math.nan))
         return [
-            ([s.path for n in carrier.new for s in self.new.spots[n]], share.factor)
-            for carrier, share in shares
-            if share.apart > _LEAST_FACTOR and share.rest <= share.apart / 2
+            ([s.path for n in unit for s in self.new.spots[n]], factor)
+            for unit, factor in [*measured, *cancelled]
         ]
 
     def carriers(self, most_lost: float = 0.5) -> list[Carrier]:

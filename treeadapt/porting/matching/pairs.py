@@ -46,7 +46,11 @@ from treeadapt.text.names import natural
 
 #: The largest difference of answers with which models may still be the same one.
 MOST_NOISE = 3e-3
+#: The largest one that rounding makes in tiny models: with less they are the same one.
+#: What a norm nearly cancels, as a factor of the embedding, makes a larger one.
+ROUNDED = 1e-5
 _HOPELESS = 0.05  # a difference that other numbers will not make small
+_SURE_DRAWS = 2  # with one, a change that is lacking may show too little
 _CONFIRMED = 1e-4  # a difference with which a guess is right
 _MOST_EXCHANGES = 16  # of tied parts, tried after what names say
 
@@ -167,19 +171,27 @@ def blind_base(
     return Base(models, *blind_numbers(family, groups, rng, kind))
 
 
-def least_noise(
+def noise_of(
     models: Models,
     family: OrderFamily,
     groups: Sequence[LikeParts],
     rng: np.random.Generator,
 ) -> float:
-    """Return how far blind answers are apart, at best, with the kinds of draws."""
+    """Return how far blind answers are apart with two kinds of draws.
+
+    Draws with which they are far apart are left out if there is another one: numbers
+    may be too large for a model.
+    """
+    near: list[float] = []
     least = np.inf
     for kind in range(KINDS):
-        least = min(least, blind_base(models, family, groups, rng, kind).noise)
-        if least <= MOST_NOISE or (kind and _HOPELESS < least < np.inf):
+        noise = blind_base(models, family, groups, rng, kind).noise
+        least = min(least, noise)
+        near += [noise] * (noise <= MOST_NOISE)
+        is_hopeless = kind > 0 and not near and _HOPELESS < least < np.inf
+        if len(near) == _SURE_DRAWS or is_hopeless:
             break
-    return least
+    return max(near, default=least)
 
 
 def pairings(

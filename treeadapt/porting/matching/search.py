@@ -32,12 +32,13 @@ from treeadapt.porting.matching.judge import UNKNOWN, Verdict, judge
 from treeadapt.porting.matching.orders import TIERS
 from treeadapt.porting.matching.pairs import (
     MOST_NOISE,
+    ROUNDED,
     DeadEndError,
     LikeParts,
     OrderFamily,
     blind_numbers,
     grouped,
-    least_noise,
+    noise_of,
     pairings,
 )
 from treeadapt.porting.matching.sides import (
@@ -165,7 +166,12 @@ class Search:
         self.cuts = every[:_MOST_LOOKED_AT]
         if not every:
             self.why.append(why_uneven(*shapes))
-        found = self._first_of(self._over(cut, {}, TIERS[:2]) for cut in every)
+        self.near: list[tuple[float, OrderFamily, Sequence[LikeParts]]] = []
+        found = self._first_of(
+            itertools.chain(
+                (self._over(cut, {}, TIERS[:2]) for cut in every), self._over_near()
+            )
+        )
         if not every or found is not None or self.nearest is not None:
             return found
         self._look_at(self.cuts)
@@ -226,21 +232,26 @@ class Search:
         return None
 
     def _changed(
-        self, cut: Cut, *, finds: bool, with_factors: bool = False
+        self,
+        cut: Cut,
+        *,
+        finds: bool,
+        with_factors: bool = False,
+        tiers: Sequence[int] = TIERS[:2],
     ) -> Found | None:
         """Return what answers right with one more, one less or a factor somewhere.
 
         What was found with another cut is tried first; only that unless ``finds``.
         """
-        for tier in TIERS[:2]:  # with later ones all numbers of a vector may be equal
+        for tier in tiers:  # with later ones all numbers of a vector may be equal
             family = OrderFamily(_sizes(cut), tier)
             with contextlib.suppress(DeadEndError):
                 blind = BlindAnswers(self.models, family, grouped(*cut), self.seed)
-                known = (each for each in self.changes if blind.are_alike(each))
-                changes = next(known, None)
-                if changes is None and finds:
-                    changes = find_changes(blind, with_factors=with_factors)
-                if changes:
+                near = blind.nearest([{}, *self.changes])
+                if finds and not near.is_right:
+                    near = find_changes(blind, near, with_factors=with_factors)
+                changes = near.changes
+                if changes and near.error <= MOST_NOISE:
                     self.changes += [changes] * (changes not in self.changes)
                     by_leaf = by_path(self.models, changes)
                     found = self._over(cut, by_leaf, TIERS[tier - 1 :])
@@ -255,36 +266,62 @@ class Search:
         tiers: Sequence[int],
     ) -> Found | None:
         """Return what answers right with one cut, in the simplest family of orders."""
-        self.models.new.changes = dict(changes)
         for tier in tiers:
+            self.models.new.changes = dict(changes)
             family = OrderFamily(_sizes(cut), tier)
-            left = self.models.left
-            most = _MOST_EVALUATIONS + _MOST_OF_PART * len(cut[0])
-            most //= 1 if tier in TIERS[:2] else _FEWER_LATER
-            self.models.left = min(left, most)
             try:
                 groups = grouped(*cut)
-                self._require_alike(family, groups)
-                found = self._within(family, groups)
+                noise = self._noise(family, groups)
             except DeadEndError as error:
                 self._note(str(error))
                 continue
-            except LimitError:
-                if left <= most:
-                    raise
-                continue  # a wrong cut may pass for a right one for long
-            finally:
-                self.models.left += left - min(left, most)
+            if noise > ROUNDED and not changes and tier in TIERS[:2]:
+                found = self._changed(cut, finds=True, with_factors=True, tiers=(tier,))
+                self.near.append((noise, family, groups))
+            else:
+                found = self._limited(family, groups)
             if found is not None or self.nearest is not None:
                 return found
         return None
 
-    def _require_alike(self, family: OrderFamily, groups: Sequence[LikeParts]) -> None:
-        noise = least_noise(self.models, family, groups, self.rng)
+    def _over_near(self) -> Iterator[Found | None]:
+        """Yield what answers right where it is near without changes, but not the same.
+
+        The models may differ a little, or lack a change: see ``ROUNDED``.
+        """
+        self.models.new.changes = {}
+        for _, family, groups in sorted(self.near, key=lambda each: each[0]):
+            yield self._limited(family, groups)
+
+    def _noise(self, family: OrderFamily, groups: Sequence[LikeParts]) -> float:
+        """Return how far apart answers are that no order changes, if that is near."""
+        noise = noise_of(self.models, family, groups, self.rng)
         if noise > MOST_NOISE:
             raise DeadEndError(
                 f"with numbers that no order changes the answers differ by {noise:.2g}"
             )
+        return noise
+
+    def _limited(
+        self, family: OrderFamily, groups: Sequence[LikeParts]
+    ) -> Found | None:
+        """Return what answers right within some evaluations, which end a wrong cut."""
+        left = self.models.left
+        most = _MOST_EVALUATIONS
+        most += _MOST_OF_PART * sum(len(group.sources) for group in groups)
+        most //= 1 if family.tier in TIERS[:2] else _FEWER_LATER
+        self.models.left = min(left, most)
+        try:
+            return self._within(family, groups)
+        except DeadEndError as error:
+            self._note(str(error))
+            return None
+        except LimitError:
+            if left <= most:
+                raise
+            return None  # a wrong cut may pass for a right one for long
+        finally:
+            self.models.left += left - min(left, most)
 
     def _within(self, family: OrderFamily, groups: Sequence[LikeParts]) -> Found | None:
         """Return what answers right with some orders; keeps the nearest otherwise."""
