@@ -307,3 +307,40 @@ def test_functions_and_numbers_are_one_line():
     assert "s/1" in str(shown)
     one = ta.summarize({"a": jnp.ones(2), "f": jax.nn.relu})
     assert "not arrays" not in str(one)
+
+
+class Normed(nnx.Module):
+    def __init__(self, rngs):
+        self.head = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+
+class NormedLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=True)(linen.Dense(4, name="head")(x))
+
+
+@pytest.mark.parametrize("label", ["frozen", "train"])
+def test_batch_statistics_are_said_to_be_no_params(label):
+    """A model changes them, frozen or not, and no optimizer does."""
+    rules = {"**/head": "train", "**": label}
+    model = Normed(nnx.Rngs(0))
+    (note,) = ta.summarize(model, rules).notes
+    assert note.startswith(
+        "Note: no optimizer trains 'norm/mean', 'norm/var', whatever"
+    )
+    assert note in str(ta.summarize(model, rules))
+    variables = jax.eval_shape(NormedLinen().init, jax.random.key(0), jnp.ones((1, 3)))
+    (note,) = ta.summarize(variables, rules).notes
+    assert note.startswith("Note: 'batch_stats' are batch statistics, whatever their")
+    ta.adapt(optax.adam(1e-3)).init(variables["params"])  # what it names
+
+
+def test_batch_statistics_are_said_only_with_labels_for_them():
+    model = Normed(nnx.Rngs(0))
+    assert not ta.summarize(model).notes
+    assert not ta.summarize(model, {"**": jax.P()}).notes
+    rules = {"head": "train", "**": "frozen"}
+    assert not ta.summarize(model, rules, where="head").notes
+    assert not ta.summarize({"params": model.head, "opt": 1.0}, {"**": "train"}).notes

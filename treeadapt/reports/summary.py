@@ -48,9 +48,11 @@ from treeadapt.selection.decision import Decision
 from treeadapt.selection.repairs import Names, advice_lines, entry_text
 from treeadapt.selection.rules import RulesLike, as_rules
 from treeadapt.selection.selectors import Unused, Where, select
+from treeadapt.selection.splitting import collections_beside_params
 from treeadapt.selection.tree_first import view_first
 from treeadapt.sharding.specs import AxisRules
 from treeadapt.text.names import (
+    fold,
     listing,
     natural,
     plural,
@@ -60,6 +62,9 @@ from treeadapt.text.places import Place
 from treeadapt.transforms.nnx_state import require_no_optimizer
 from treeadapt.trees.arrays import Tree, is_array
 from treeadapt.trees.describing import written_dtype
+from treeadapt.trees.views import TreeView
+
+_LINEN_STATISTICS = "batch_stats"  # the collection of Flax's BatchNorm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,6 +408,8 @@ def summarize(
             if mesh is None or finding.kind != "unmatched"
         ]
         notes += [f"Note: {line}" for line in habits(decision)]
+        labelled = {row.path for row in rows if isinstance(row.label, str)}
+        notes += _untrained(view, {x.array_path for x in parts if x.path in labelled})
         notes += [
             f"Unrolled: the layers of the stack {key!r} are leaves of this tree."
             for key in sorted(decision.unrolled.left_out)
@@ -438,6 +445,27 @@ class _Reported(NamedTuple):
     shape: tuple[int, ...] | None
     first: int
     num_leaves: int
+
+
+def _untrained(view: TreeView, paths: Collection[str]) -> Iterator[str]:
+    """Yield lines about leaves that no optimizer trains, whose labels may say it.
+
+    Args:
+        view: of the tree.
+        paths: of arrays with labels, not with specs.
+    """
+    plan = view.plan
+    of_model = [plan.paths[index] for index in sorted(plan.untrained)]
+    if names := fold(path for path in of_model if path in paths):
+        yield (
+            f"Note: no optimizer trains {listing(names, limit=5)}, whatever its label. "
+            "A model may change such state itself, as it does batch statistics."
+        )
+    if _LINEN_STATISTICS in collections_beside_params(plan, paths, ()):
+        yield (
+            f"Note: {_LINEN_STATISTICS!r} are batch statistics, whatever their label: "
+            "the model changes them. Give an optimizer variables['params'] alone."
+        )
 
 
 def _parts(decision: Decision, chosen: Sequence[bool]) -> Iterator[_Reported]:
