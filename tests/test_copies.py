@@ -266,3 +266,18 @@ def test_lint_and_convert_take_copies(tmp_path):
     run("convert", source, new, "--migration", file, "--target", target)
     run("convert", new, back, "--migration", file, "--reverse", "--target", source)
     assert not ta.tree_diff(ta.load(back), ta.load(source), values=True)
+
+
+def test_what_stays_where_it_is_has_a_copy_there_and_back():
+    rows = [
+        ("embed : v e", "embed : v e"),
+        ("embed : v e", ("head : e v", {"copy": True})),
+    ]
+    m = ta.Migration(rows)
+    made = m({"embed": EMBED}, {"embed": EMBED, "head": EMBED.T})
+    np.testing.assert_array_equal(made["head"], EMBED.T)
+    back = m.inverse(made, {"embed": EMBED})
+    assert back.keys() == {"embed"}
+    np.testing.assert_array_equal(back["embed"], EMBED)
+    with pytest.raises(ta.MigrationError, match="not equal|differ"):
+        m.inverse(made | {"head": EMBED.T + 1}, {"embed": EMBED})

@@ -160,6 +160,42 @@ def test_a_tied_head_is_filled_with_the_embedding(stays, is_nested, tmp_path):
     assert np.array_equal(made[embed], leaves["model.embed_tokens.weight"])
 
 
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_head_is_a_copy_where_the_configuration_ties_it(by_function, tmp_path):
+    leaves = numbers(EMBEDDING)
+    weights = folder_of(tmp_path / "a", leaves, {"tie_word_embeddings": True})
+
+    def convert(leaves: Any) -> Any:
+        embed, norm = leaves.values()
+        return {"embed": embed, "head/kernel": embed.T, "norm/scale": norm}
+
+    target = {
+        path: jax.ShapeDtypeStruct(array.shape, array.dtype)
+        for path, array in convert(leaves).items()
+    }
+    if by_function:
+        draft = ta.draft_migration(weights, convert=convert)
+    else:
+        draft = ta.draft_migration(weights, target)
+    assert not draft.missing
+    assert "head/kernel is the embedding: the configuration has" in draft.to_toml()
+    table = tmp_path / "table.toml"
+    table.write_text(draft.to_toml())
+    assert ta.load_migration(table) == draft.migration
+    lines = (line for line in draft.to_toml().splitlines() if "check" not in line)
+    table.write_text("\n".join(lines))
+    loaded = ta.load(weights, target, migration=table)
+    assert not ta.tree_diff(loaded, convert(leaves), values=True)
+    back = draft.migration.inverse(loaded, leaves)
+    assert not ta.tree_diff(back, leaves, values=True)
+    assert by_function == (not draft.doubtful)
+    untied = folder_of(tmp_path / "b", leaves, {"tie_word_embeddings": False})
+    with pytest.raises(ta.MigrationError, match="missing 'head/kernel'"):
+        ta.load(untied, target, migration=table)
+    if by_function:
+        assert draft.check(weights, convert)
+
+
 @pytest.mark.parametrize("config", [{}, {"tie_word_embeddings": False}])
 def test_a_head_that_is_not_tied_is_missing(config, tmp_path):
     weights = folder_of(tmp_path / "a", numbers(EMBEDDING), config)

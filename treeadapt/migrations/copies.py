@@ -96,8 +96,10 @@ def _own(row: Row, copy: Row) -> Address | None:
 
 def _ends(row: Row, copy: Row) -> tuple[Address, Address]:
     """Return the address of a copy that a row has, too, and the other one."""
-    pair = copy.sources[0], copy.targets[0]
-    return pair if _own(row, copy) in row.sources else pair[::-1]
+    (source,), (target,) = copy.sources, copy.targets
+    # What stays where it is has one address on both sides of its row.
+    is_target = any(each.path.text == target.path.text for each in row.targets)
+    return (target, source) if is_target else (source, target)
 
 
 def _shared(row: Row, copies: Sequence[Row]) -> list[Address]:

@@ -19,7 +19,7 @@ from treeadapt.porting.drafts.finishing import NO_ROW, rest
 from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.nearer_sides import NearerSides
 from treeadapt.porting.drafts.numbers import castable
-from treeadapt.porting.drafts.pairing import propose, with_tied_head
+from treeadapt.porting.drafts.pairing import propose, with_tie, with_tied_head
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.sums import summands, with_sums
@@ -114,6 +114,7 @@ class RowFinder:
         evidence = Evidence(between.calls)
         rows = _rows(evidence, self.words, notes, self.stated)
         rows = [_marked(row, self.marks, between) for row in rows]
+        rows = [with_tie(row, self.words, self.stated.tied) for row in rows]
         left = evidence.without_row(row for row in rows if row.is_live)[0]
         if unread is None and self.conversion is not None:
             unread = self.conversion.unread([*left])

@@ -27,6 +27,7 @@ from treeadapt.porting.drafts.writing import (
     as_table,
     counts_heads,
     is_factor,
+    with_copies_apart,
     with_first_layers,
     with_sizes,
     written,
@@ -114,6 +115,7 @@ def finished(
     texts = rows_apart(texts, [*source.leaves], [*target.leaves])
     texts, of_rows = with_first_layers(texts, of_rows, stated)
     texts, note = with_single_numbers(texts, inner)
+    texts = [part for each in texts for part in with_copies_apart(each)]
     notes += [note] if note else []
     made = {path for row in united for path in row.target_paths}
     constants = {blank: _constants(evidence, made, blank) for blank in BLANKS}

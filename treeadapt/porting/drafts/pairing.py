@@ -30,9 +30,10 @@ from treeadapt.porting.drafts.families import (
 )
 from treeadapt.porting.drafts.fused import fusions
 from treeadapt.porting.drafts.merging import canonical
-from treeadapt.porting.drafts.rows import DraftRow, numberless
+from treeadapt.porting.drafts.rows import DraftRow, Hole, numberless
 from treeadapt.porting.drafts.shapes import AxisOrder, Seen, Sisters, layouts, order_of
 from treeadapt.porting.drafts.synonyms import Words
+from treeadapt.text.names import listing
 
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
@@ -85,6 +86,30 @@ def propose(
     return rows, sum(len(ones[i].paths) for i in assignment.crowded)
 
 
+def with_tie(row: DraftRow, words: Words, key: str) -> DraftRow:
+    """Return a row with the key that ties a head to the embedding, if it fills both.
+
+    Args:
+        row: of which numbers or names show that it fills both.
+        words: what names mean.
+        key: of the configuration that says that both are one array; or empty.
+    """
+    places = (*row.sources, *row.targets)
+    has_numbers = any(isinstance(t, Hole) for place in places for t in place.tokens)
+    is_plain = len(row.pairs) == len(row.sources) == 1 and not row.has_bracket
+    if not key or has_numbers or not is_plain or len(row.targets) < 2:
+        return row
+    old, *news = ("".join(map(str, place.tokens)) for place in places)
+    is_head = dict(zip(row.targets, ("head" in words.of(p) for p in news), strict=True))
+    first = [place for place in row.targets if not is_head[place]]
+    heads = [place for place in row.targets if is_head[place]]
+    if len(first) != 1 or "embed" not in words.of(old):
+        return row
+    names = listing(["".join(map(str, place.tokens)) for place in heads], write=str)
+    note = f"{names} is the embedding: the configuration has {key}"
+    return dataclasses.replace(row, targets=(*first, *heads), tie=key).marked("", note)
+
+
 def with_tied_head(
     rows: Sequence[DraftRow],
     source: Mapping[str, Any],
@@ -124,14 +149,14 @@ def with_tied_head(
         (one,), (two,) = both
         if one.sources != two.sources or one.changes != two.changes:
             continue
-        note = f"{head} is the embedding: the configuration has {key}"
-        tied = dataclasses.replace(
+        both_targets = dataclasses.replace(
             one,
             targets=(*one.targets, *two.targets),
             pairs=(((path,), (embedding, head)),),
             checks=tuple(dict.fromkeys([*one.checks, *two.checks])),
-            notes=(note,),
+            notes=(),
         )
+        tied = with_tie(both_targets, words, key)
         left = [pair for pair in rows[number].pairs if pair[0] != (path,)]
         smaller = dataclasses.replace(rows[number], pairs=tuple(left))
         return [*rows[:number], *[smaller] * bool(left), *rows[number + 1 :], tied]

@@ -92,6 +92,8 @@ class DraftRow:
         fixed: atoms of numbers of which the leaves of the row have one value.
         takes: atoms of which only some values are taken, or in another order.
         copies: atoms of axes of the targets along which the numbers are repeated.
+        tie: the key of the configuration that says that all targets but the first are
+            copies; empty if no configuration does.
         is_sum: whether the sources are added.
         is_rest: whether it takes all that no row above takes, as it is.
         is_live: whether it is in the table; numbers are against it if it is not.
@@ -114,6 +116,7 @@ class DraftRow:
     fixed: frozenset[int] = frozenset()
     copies: frozenset[int] = frozenset()
     takes: tuple[tuple[int, Take], ...] = ()
+    tie: str = ""
     is_sum: bool = False
     is_rest: bool = False
     is_live: bool = True

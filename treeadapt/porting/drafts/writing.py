@@ -192,6 +192,26 @@ def written(
     return texts, WrittenSizes(sizes, keys, frozenset(is_open))
 
 
+def with_copies_apart(row: WrittenRow) -> Iterator[WrittenRow]:
+    """Yield a row that fills one leaf, and those that fill others as the same array.
+
+    These depend on a configuration, which says that both are one.
+    """
+    if not row.row.tie:
+        yield row
+        return
+    (((source, *_), _),) = row.row.pairs
+    every = zip(row.targets, row.row.targets, strict=True)
+    for number, (text, address) in enumerate(every):
+        path = "".join(map(str, address.tokens))
+        notes = row.row.notes if number else ()
+        own = dataclasses.replace(
+            row.row, targets=(address,), pairs=(((source,), (path,)),), notes=notes
+        )
+        operations = {"copy": row.row.tie} if number else row.operations
+        yield dataclasses.replace(row, targets=(text,), operations=operations, row=own)
+
+
 def with_first_layers(
     rows: Sequence[WrittenRow], of_rows: WrittenSizes, stated: ModelConfig
 ) -> tuple[list[WrittenRow], WrittenSizes]:
