@@ -187,3 +187,91 @@ def test_what_cannot_be_read_is_never_an_answer(name, tmp_path, files):
     result = command.invoke(name, absent, *more[name], "--format", "json")
     assert result.exit_code == 2
     assert result.stdout == ""
+
+
+def fails():
+    """A function whose tree cannot be made."""
+    raise ValueError('{"not": "an answer"}')
+
+
+WRONG_FILES = {
+    "empty.safetensors": b"",
+    "cut.safetensors": b"\x40\0\0\0\0\0\0\0{",
+    "page.safetensors": b"<!doctype html><p>error</p>",
+    "pointer.safetensors": b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
+    "notes.txt": b"notes",
+    "broken.toml": b"version = 1\n[rules\n",
+    "old.toml": b"version = 7\n[rules]\n",
+    "regex.toml": b'version = 1\n[rules]\n"re:.*" = "train"\n',
+    "rows.toml": b'version = 1\n[[rows]]\nfrom = "{x:**}"\nto = "a/{x}"\n',
+    "lost.toml": b'version = 1\n[[rows]]\nfrom = "nothing"\nto = "new"\n',
+    "json.json": b'{"version": 1, "rules": 3}',
+}
+# Words that name a file of these, or of ``files``, are its path.
+WRONG_INPUTS = [
+    *(f"show {name}" for name in WRONG_FILES if not name.endswith(".toml")),
+    "show folder",
+    "show no_such_module:fn",
+    "show test_pipeline:nothing",
+    "show test_pipeline:fails",
+    "show model --rules broken.toml",
+    "show model --rules rows.toml",
+    "show model --rules rules --mesh data=x",
+    "show model --rules rules --mesh data=2",
+    "show model --filter nothing",
+    "show model --rules rules --optimizer test_pipeline:fails",
+    "show model --depth 0",
+    "show tunix/none",
+    "lint model",
+    "lint rules --rules model",
+    "lint model --rules json.json",
+    "lint model --rules old.toml",
+    "lint model --rules regex.toml",
+    "lint model --rules rules --migration rows.toml",
+    "lint model --migration tunix",
+    "lint model --migration broken.toml",
+    "lint model cut.safetensors --migration rows.toml",
+    "lint test_pipeline:fails --rules rules",
+    "diff model",
+    "diff model notes.txt",
+    "diff model other --where nothing",
+    "diff model test_pipeline:fails",
+    "diff model cut.safetensors --values",
+    "compare model rules",
+    "compare rules model",
+    "compare model other --where nothing",
+    "compare model other --migration lost.toml",
+    "compare model other --migration rules",
+    "compare model other --migration tunix/none",
+    "compare model test_pipeline:fails",
+    "compare test_pipeline:fails model",
+    "compare pointer.safetensors model",
+    "draft model",
+    "draft model notes.txt",
+    "draft model other --output rules",
+    "draft model --convert test_pipeline:fails",
+    "draft model other --synonyms broken.toml",
+    "draft cut.safetensors model",
+    "tables no-layout",
+    "tables tunix/none",
+    "tables tunix/qwen3 more",
+]
+
+
+@pytest.mark.parametrize("words", WRONG_INPUTS)
+def test_no_wrong_input_prints_a_document(words, files, tmp_path, monkeypatch):
+    """Nor anything on standard error that a program could take for one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, data in WRONG_FILES.items():
+        (tmp_path / name).write_bytes(data)
+    arguments = [files.get(word, word) for word in words.split()]
+    result = command.invoke(*arguments, "--format", "json")
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert 1 <= len(lines) <= 2
+    for line in lines:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(line)
