@@ -154,6 +154,7 @@ def same_leaves(ours, usual):
             assert bits(one.data) == bits(two.data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_device_makes_the_same_bits_of_every_form_of_row(tmp_path, monkeypatch, form):
     shapes, rows, on_devices = FORMS[form]
@@ -277,6 +278,7 @@ def test_a_buffer_is_never_filled_again_that_a_cpu_may_keep(
     assert any(bits(found[path]) != bits(leaf) for path, leaf in leaves.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [None, {"w{n} : a b": "x : n b a"}])
 @pytest.mark.parametrize("sharding", [None, "sharded"])
 def test_buffers_are_filled_again_once_they_are_copied(

@@ -249,6 +249,7 @@ def pairs() -> dict[str, Any]:
     return {"Equinox": [one, two], "dataclass": Pair(one, two), "nnx.State": state}
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F35")
 @pytest.mark.parametrize("name", ["Equinox", "dataclass", "nnx.State"])
 def test_a_transformation_that_looks_for_modules_finds_them_as_tree(name):
@@ -326,6 +327,7 @@ def test_a_transformation_that_tests_for_classes_of_the_model_is_reported(make):
         ta.adapt(orthogonal()).init(quiet)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Equinox MLP", "NamedTuple", "nnx.Module"])
 def test_a_state_goes_from_the_flat_dict_to_the_tree_and_back(name):
     model = ROW[name].make()
@@ -348,6 +350,7 @@ def test_a_state_as_tree_that_lacks_leaves_says_which():
         tx.update(model, part.init(model), model)
 
 
+@pytest.mark.slow
 def test_callbacks_and_layers_as_tree_are_in_the_places_of_the_tree():
     model = {"blocks": {"w": jnp.arange(8.0).reshape(4, 2)}, "head": jnp.ones(2)}
     seen = []
@@ -455,6 +458,7 @@ class Named(NamedTuple):
 NAMED = Named(*(jnp.full(2, float(i + 1)) for i in range(5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "lbfgs", "lookahead", "inject_hyperparams"])
 def test_params_may_have_the_names_of_optaxs_fields(name):
     row = Row("named like Optax", lambda: NAMED, Named._fields)
@@ -538,6 +542,7 @@ def test_masked_nodes_among_the_updates_stay():
     assert updates["b"][1][0] == -0.1
 
 
+@pytest.mark.slow
 def test_float0_and_integer_updates_become_zeros_of_the_params_dtype():
     params = {
         "i": jnp.arange(3, dtype=jnp.int8),
@@ -590,6 +595,7 @@ def test_optax_maps_over_the_params_in_the_state():
     assert adam.count == 0
 
 
+@pytest.mark.slow
 def test_multi_steps_keeps_its_methods_and_hands_on_extra_arguments():
     steps = optax.MultiSteps(optax.chain(optax.polyak_sgd(), optax.sgd(1.0)), 2)
     tx, params = ta.adapt(steps), {"net": [jnp.ones(2)]}
@@ -744,6 +750,7 @@ def test_callbacks_keep_their_signatures():
     assert seen["value_fn"](seen["params"], flat=2) == 2 * loss(model)
 
 
+@pytest.mark.slow
 def test_a_line_search_passes_extra_arguments_to_the_loss_unchanged():
     params = (jnp.ones(2), jnp.ones(2))  # of the shape of the batch
     batch = (jnp.full(2, 3.0), jnp.full(2, 4.0))
@@ -1067,6 +1074,7 @@ def test_equal_trees_are_traced_once_and_nothing_is_added_to_the_program():
     assert cast_back(state, state)[0].count == 3
 
 
+@pytest.mark.slow
 def test_buffers_may_be_donated_and_keep_their_sharding():
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.NamedSharding(mesh, jax.P("x"))
@@ -1105,6 +1113,7 @@ def test_no_transformation_keeps_the_params_alive():
         assert [leaf() for leaf in kept] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_it_maps_over_an_ensemble():
     tx = ta.adapt(optax.adam(0.1))
     models = jax.tree.map(lambda x: jnp.stack([x, x * 2]), {"l": (w(), b(1))})

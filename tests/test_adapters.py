@@ -804,6 +804,7 @@ def test_a_dataclass_whose_children_are_no_attributes_keeps_its_own_way():
         assert again.both[1] == "static"
 
 
+@pytest.mark.slow
 def test_hand_written_code_is_told_from_generated_code_in_a_command_line(fresh):
     program = """if 1:
     import collections, dataclasses, jax, jax.numpy as jnp, treeadapt as ta
@@ -1242,6 +1243,7 @@ def test_equinox_fields_that_are_not_set():
 # Flax
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F8")
 def test_one_path_for_module_state_and_pure_dict():
     module = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
@@ -1506,6 +1508,7 @@ SPARSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_matrices_of_jax_have_names_and_only_their_numbers_train(name, tmp_path):
     from jax.experimental import sparse

@@ -66,6 +66,7 @@ def test_the_environment_holds_the_libraries_that_it_claims_and_no_other():
     assert tuple(os.environ["TREEADAPT_TEST_ONLY"].split()) == INSTALLED
 
 
+@pytest.mark.slow
 def test_every_public_name_exists_without_importing_a_library(fresh):
     # Optax and JAX import other libraries themselves: chex, with an older Optax.
     program = f"""
@@ -86,6 +87,7 @@ def structure(tree):
     return jax.tree.structure(ta.split(tree, where=[])[1])
 
 
+@pytest.mark.slow
 @each_library
 def test_law_1_every_tree_comes_back(library):
     for name, tree in LIBRARIES[library]().items():
@@ -102,6 +104,7 @@ def test_law_1_every_tree_comes_back(library):
             assert all(leaves[path] is leaf for path, leaf in flat.items()), name
 
 
+@pytest.mark.slow
 @each_library
 def test_law_4_adapt_and_partition_train_every_tree_as_a_flat_dict(library):
     trees = LIBRARIES[library]()
@@ -180,6 +183,7 @@ def test_a_url_is_read_or_what_to_install_is_said(tmp_path):
     store.rm("/alone", recursive=True)
 
 
+@pytest.mark.slow
 def test_the_command_runs(tmp_path, fresh):
     np.savez(tmp_path / "model.npz", w=np.ones(2))
     program = "import runpy; runpy.run_module('treeadapt', None, '__main__', True)"

@@ -62,6 +62,7 @@ def same(one, two):
     assert not ta.tree_diff(one, two, values=True, where=ta.leaf())
 
 
+@pytest.mark.slow
 def test_an_nnx_state_loads_into_the_model(tmp_path):
     path = by_orbax(tmp_path / "x", nnx.state(net(0)))
     same(ta.load(path, net(1)), net(0))
@@ -87,6 +88,7 @@ def test_linen_boxes_load_into_the_variables(write, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_leaf_that_is_really_called_value_stays(tmp_path):
     brax = {"policy": jnp.ones(2), "value": {"w": jnp.ones(3)}, "v": {"value": 2.0}}
     brax["v"] = {"value": jnp.ones(1)}
@@ -142,6 +144,7 @@ def test_a_lenient_load_names_the_leaves_that_it_leaves(tmp_path):
         ta.load(tmp_path / "x", {"w": np.zeros(2)}, strict=False)  # leaves out others
 
 
+@pytest.mark.slow
 def test_a_load_that_fits_nowhere_names_what_helps(tmp_path):
     params = {"w": jnp.ones(2)}
     ta.save(tmp_path / "x", params)
@@ -162,6 +165,7 @@ def test_a_load_that_fits_nowhere_names_what_helps(tmp_path):
         ta.load(tmp_path / "y", other, strict=False)
 
 
+@pytest.mark.slow
 def test_carry_state_takes_a_state_in_boxes(tmp_path):
     optimizer = trained(net(0))
     path = by_orbax(tmp_path / "x", nnx.state(optimizer, nnx.optimizer.OptState))
@@ -174,6 +178,7 @@ def test_carry_state_takes_a_state_in_boxes(tmp_path):
     assert int(state[0].count) == 1
 
 
+@pytest.mark.slow
 def test_carry_state_takes_a_state_of_linen_boxes(tmp_path):
     tx = optax.adam(1e-1)
     params = linen(0)
@@ -187,6 +192,7 @@ def test_carry_state_takes_a_state_of_linen_boxes(tmp_path):
     same(again, state)
 
 
+@pytest.mark.slow
 def test_the_commands_show_the_paths_of_the_model(tmp_path):
     by_orbax(tmp_path / "x", nnx.state(net(0)))
     by_orbax(tmp_path / "linen", linen(0))

@@ -100,6 +100,7 @@ def test_equal_statics_of_other_types_come_back_as_they_were(holder, convert, gr
         assert exactly(again.m) == exactly(value)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("H3")
 @holders
 def test_each_exact_value_of_a_static_field_is_traced_once(holder):
@@ -282,6 +283,7 @@ def test_keys_that_are_equal_keep_their_type():
                 assert exactly(found) == exactly(key), name
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("H1", "H18", "H19")
 def test_structures_of_one_hash_are_told_apart_and_the_latest_is_found_first(
     monkeypatch,
@@ -324,6 +326,7 @@ def kept(registry):
     return [plan for bucket in cache._buckets.values() for _, plan in bucket]
 
 
+@pytest.mark.slow
 def test_what_is_remembered_with_a_plan_is_bounded():
     with ta.AdapterRegistry().use() as registry:
         for i in range(200):
@@ -411,6 +414,7 @@ class Label:
         self.array = array
 
 
+@pytest.mark.slow
 def test_no_class_is_kept_alive_that_jax_lets_go():
     def opened(i):
         cls = dataclasses.make_dataclass("D", ["w"])
@@ -456,6 +460,7 @@ def test_namedtuples_are_let_go_with_the_plans_of_their_structures():
         assert dropped(lambda i: type("Other", (), {})) == 0
 
 
+@pytest.mark.slow
 def test_classes_of_leaves_that_look_like_arrays_do_not_pile_up():
     refs = []
     for _ in range(600):

@@ -157,7 +157,8 @@ def test_the_stored_value_is_the_computed_one(model, search):
         np.testing.assert_allclose(one[0][path], two[0][path], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", some(["named", "ppo", "equinox", "dict"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["named", "ppo", "equinox", "dict"])
 def test_what_is_stored_is_returned_without_another_evaluation(model):
     params = MODELS[model]()
     tx = ta.adapt(optax.lbfgs(memory_size=3))
@@ -183,6 +184,7 @@ def test_what_is_stored_is_returned_without_another_evaluation(model):
     assert calls == [1]
 
 
+@pytest.mark.slow
 def test_a_value_that_is_no_number_is_computed_anew():
     params = {"w": ramp(3)}
     tx = ta.adapt(optax.lbfgs(memory_size=3))
@@ -213,6 +215,7 @@ def test_a_function_among_the_arguments():
     assert float(value) == float(jnp.sum(jnp.square(params["w"])))
 
 
+@pytest.mark.slow
 def test_a_plain_state_of_optax():
     params = two_layers(dict, dict)
     tx = optax.lbfgs(memory_size=3)
@@ -228,6 +231,7 @@ def test_a_plain_state_of_optax():
         params = optax.apply_updates(params, updates)
 
 
+@pytest.mark.slow
 def test_the_gradient_has_the_classes_of_the_params():
     class Model(eqx.Module):
         layer: eqx.nn.Linear
@@ -263,6 +267,7 @@ def test_the_gradient_has_the_classes_of_the_params():
         assert float(loss(new)) < float(loss(model))
 
 
+@pytest.mark.slow
 def test_batch_statistics_get_zeros():
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     state = nnx.state(model)
@@ -274,6 +279,7 @@ def test_batch_statistics_get_zeros():
     assert not np.any(flat["var"])
 
 
+@pytest.mark.slow
 def test_in_a_partition_it_is_computed_anew():
     rules = {"hidden": "search", "**": "sgd"}
     tx = ta.partition({"search": optax.lbfgs(), "sgd": optax.sgd(1e-2)}, rules)
@@ -297,6 +303,7 @@ def test_two_line_searches_in_a_partition():
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.slow
 def test_under_masked_it_is_computed_anew():
     # The leaves that the mask leaves out move by their raw gradients.
     tx = ta.adapt(optax.masked(optax.lbfgs(), ta.glob("hidden")))
@@ -307,6 +314,7 @@ def test_under_masked_it_is_computed_anew():
     assert_equal(grad, jax.grad(loss)(params))
 
 
+@pytest.mark.slow
 def test_a_mask_beside_the_line_search_does_not_matter():
     decay = optax.masked(optax.add_decayed_weights(1e-3), ta.glob("**/w"))
     tx = ta.adapt(optax.chain(decay, optax.lbfgs()))
@@ -316,6 +324,7 @@ def test_a_mask_beside_the_line_search_does_not_matter():
     assert float(value) == 5.0
 
 
+@pytest.mark.slow
 def test_frozen_leaves_cost_no_gradient():
     tx = ta.freeze(optax.lbfgs(memory_size=3), "hidden")
     params = two_layers(dict, dict)
@@ -338,6 +347,7 @@ def test_frozen_leaves_cost_no_gradient():
     assert not any(seen)
 
 
+@pytest.mark.slow
 def test_it_scans():
     tx = ta.adapt(optax.lbfgs(memory_size=3))
     params = named()
@@ -530,6 +540,7 @@ def test_a_line_search_needs_a_tree():
         tree_map_params(tx, lambda leaf: leaf, state)
 
 
+@pytest.mark.slow
 def test_an_abstract_state():
     tx = ta.adapt(optax.adam(1e-3))
     state = jax.eval_shape(lambda: tx.init(mlp()))

@@ -128,7 +128,8 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("inside", "move"), some(crossed(LEAFWISE, MOVES, 3), 6))
+@pytest.mark.slow
+@pytest.mark.parametrize(("inside", "move"), crossed(LEAFWISE, MOVES, 3))
 def test_training_goes_on_bit_for_bit(inside, move):
     before, after = move
     if before == "optax.partition" and inside in ("schedule_free", "muon"):
@@ -162,6 +163,7 @@ def rules(*groups: str) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_leaf_that_thaws_into_a_group_of_its_own_starts_as_if_new():
     before, after = rules("a:trunk"), rules("a:trunk", "b:head")
     params, old = trained(before, start())
@@ -194,6 +196,7 @@ def test_freezing_more_leaves_the_others_alone():
     assert_equal(one["head"], params["head"])
 
 
+@pytest.mark.slow
 def test_thawing_one_layer_after_another():
     params = start()
     stages = [
@@ -293,6 +296,7 @@ def set_count(state: Any, steps: int) -> Any:
     return ta.from_flat_dict(state, flat | counts)
 
 
+@pytest.mark.slow
 def test_the_first_step_under_an_old_count_is_that_much_too_long():
     tx = optax.scale_by_adam(eps=0.0)
     params = {"w": jnp.ones(1)}
@@ -304,6 +308,7 @@ def test_the_first_step_under_an_old_count_is_that_much_too_long():
         assert length in report.warnings[0]
 
 
+@pytest.mark.slow
 def test_a_leaf_moves_to_another_group_with_its_moments():
     before = rules("a:trunk", "b:head")
     after = rules("a:trunk|head/w", "b:head")
@@ -350,6 +355,7 @@ def test_a_group_that_is_divided_takes_its_count_along_and_can_be_donated():
     jax.jit(lambda state: state, donate_argnums=0)(jax.tree.map(jnp.copy, state))
 
 
+@pytest.mark.slow
 def test_one_group_is_reset_and_the_others_stay():
     tx = rules("a:trunk", "b:head")
     params, old = aged(tx, start())
@@ -397,6 +403,7 @@ def test_a_state_of_plain_adam_on_any_container_loads_into_adapt(row):
     assert jax.tree.structure(state) == jax.tree.structure(old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["flat dict", "state dict", "msgpack", "npz"])
 def test_a_state_from_disk(form, tmp_path):
     tx = ta.partition({"a": optax.adam(schedule)}, {"**": "a"})
@@ -530,9 +537,10 @@ def test_an_unchanged_state_is_carried_whole_whatever_its_names(name, kind):
         assert all(one is two or np.array_equal(one, two) for one, two in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "renames"),
-    some(
+    list(
         itertools.product(
             ["adam", "inject", "MultiSteps", "muon", "trace"], NASTY, [False, True]
         )
@@ -606,6 +614,7 @@ def line_search(tx: Any, params: Any, state: Any, steps: int) -> tuple[Any, Any]
     return params, state
 
 
+@pytest.mark.slow
 def test_a_line_search_goes_on():
     tx = optax.lbfgs(memory_size=3)
     before, after = ta.adapt(tx), ta.partition({"a": tx}, {"**": "a"})
@@ -617,6 +626,7 @@ def test_a_line_search_goes_on():
     )
 
 
+@pytest.mark.slow
 def test_a_stored_value_is_left_behind_when_its_gradient_is_not_whole():
     tx = optax.lbfgs(memory_size=3)
     before, after = ta.freeze(tx, "head"), ta.freeze(tx, [])
@@ -850,6 +860,7 @@ def test_a_layer_of_another_size_is_fresh_and_told():
     assert "'head/w'" in report.warnings[0]
 
 
+@pytest.mark.slow
 def test_another_dtype_is_not_cast_in_silence():
     tx = ta.adapt(optax.adam(1e-2, mu_dtype=jnp.bfloat16))
     params, old = aged(ta.adapt(adam), start())
@@ -969,6 +980,7 @@ def test_what_would_become_infinite_or_zero_is_not_cast_in_silence(form):
     assert "'0/mu/w'" not in report.warnings[0]
 
 
+@pytest.mark.slow
 def test_a_stored_value_is_left_behind_when_its_gradient_is_cast():
     tx = ta.adapt(optax.lbfgs(memory_size=2))
     params, old = line_search(tx, {"w": jnp.ones(3)}, tx.init({"w": jnp.ones(3)}), 2)
@@ -978,6 +990,7 @@ def test_a_stored_value_is_left_behind_when_its_gradient_is_cast():
     assert jnp.isinf(ta.tree_get(state, "value"))
 
 
+@pytest.mark.slow
 def test_slices_are_cast():
     rules = ta.Rules({"h/0/**": "frozen", "**": "a"}, stacks={"h": 0})
     tx, params = ta.partition({"a": adam}, rules), {"h": {"w": jnp.ones((3, 2))}}
@@ -1123,6 +1136,7 @@ def test_the_report_reads_well():
     ]
 
 
+@pytest.mark.slow
 def test_a_long_report_stays_short():
     params = {f"layer_{i}": jnp.ones(1) for i in range(200)}
     wide = {f"layer_{i}": jnp.ones(2) for i in range(200)}

@@ -224,6 +224,7 @@ def test_a_stack_of_which_a_layer_was_frozen_starts_fresh(layer):
     assert "mu, nu of 'h/w' start again" in text
 
 
+@pytest.mark.slow
 def test_layers_of_two_groups_are_not_stacked():
     m = MIGRATIONS["stack"]
     tx = ta.partition({"a": adam, "b": adam}, {"layers/0": "a", "**": "b"})
@@ -345,6 +346,7 @@ POWERS = {
 }
 
 
+@pytest.mark.slow
 def test_a_state_that_optax_adds_is_to_be_looked_at():
     params = {"w": jnp.linspace(1.0, 2.0, 6), "b": jnp.ones(3)}
     modules = (optax, optax.contrib, optax.transforms, optax.experimental)
@@ -386,6 +388,7 @@ def test_averages_of_params_are_scaled_and_shifted_like_them():
     assert np.array_equal(adam_state.nu["w"], old_adam.nu["w"] / 16)
 
 
+@pytest.mark.slow
 def test_values_are_undone_on_the_way_back():
     params = {"w": jnp.linspace(1.0, 2.0, 6), "b": jnp.ones(3)}
     for tx in (adam, optax.contrib.schedule_free(adam, 1e-2)):
@@ -422,6 +425,7 @@ def test_slots_keep_their_dtype_when_params_are_cast():
     )
 
 
+@pytest.mark.slow
 def test_slots_are_cast_with_their_params_if_asked():
     m = ta.Migration({"w : a b": ("kernel : b a", {"cast": ["float32", "bfloat16"]})})
     tx, params = optax.adam(1e-2), {"w": jnp.arange(6.0).reshape(2, 3)}
@@ -438,6 +442,7 @@ def test_slots_are_cast_with_their_params_if_asked():
     assert back[0].mu["w"].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_padding_is_zero_in_slots_and_is_cut_off_again():
     m = ta.Migration({"w : v e": ("w : v e", {"pad": {"v": [0, 2]}})})
     params = {"w": jnp.arange(6.0).reshape(2, 3)}
@@ -464,6 +469,7 @@ def test_statistics_that_do_not_move_are_not_of_another_kind(name, form):
     assert not any("another kind" in text for text in report.warnings), str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["own", "flat"])
 def test_layers_that_padding_adds_are_reported_like_new_leaves(form):
     m = ta.Migration({"h/{k} : l ...": ("h/{k} : l ...", {"pad": {"l": [1, 0]}})})
@@ -526,6 +532,7 @@ def unmoved(tx: Any, params: Any, table: Any, **kwargs: Any) -> tuple[Any, Any]:
     return ta.carry_state(tx, m(params), state, migration=m)
 
 
+@pytest.mark.slow
 def test_a_field_whose_power_is_not_known_starts_fresh():
     params = {"w": jnp.ones(3)}
     for table in ({"w": ("w", {"scale": 2.0})}, {"w": ("w", {"offset": 2.0})}):
@@ -650,6 +657,7 @@ def test_leaves_without_a_row_are_reported():
     assert "not moved, '0/mu/b', '0/nu/b': no row takes it" in str(report)
 
 
+@pytest.mark.slow
 def test_a_long_report_stays_short():
     params = {f"layers.{i}": jnp.ones(2) for i in range(40)}
     m = ta.Migration({"layers.{l} : e": "layers : l e"})
@@ -667,6 +675,7 @@ def test_a_long_report_stays_short():
 # Forms of the saved state, and errors
 
 
+@pytest.mark.slow
 def test_boxes_have_no_segment_in_the_paths_of_rows():
     m, params = MIGRATIONS["stack"], start()
     state = aged(adam, params)[1]
@@ -722,6 +731,7 @@ def test_moments_of_stages_go_where_each_of_them_is():
         assert state[0].mu[f"layers/{i}"].devices() == {device}
 
 
+@pytest.mark.slow
 def test_arrays_of_numpy_and_abstract_ones():
     m, params = MIGRATIONS["stack"], start()
     old = aged(adam, params)[1]

@@ -11,7 +11,7 @@ import optax
 import optax.contrib
 import pytest
 from aged import aged
-from sizes import slow_but, some
+from sizes import some
 from states import assert_equal
 
 import treeadapt as ta
@@ -87,6 +87,7 @@ def assert_clean(report: Any) -> None:
 # Other layers
 
 
+@pytest.mark.slow
 @every
 def test_a_layer_that_thaws_leaves_the_moments_of_the_others_bit_for_bit(name):
     before, after = (from_layer(LEAFWISE[name], depth) for depth in (4, 3))
@@ -128,12 +129,10 @@ def test_layers_that_thaw_into_a_group_of_their_own_have_a_count_of_their_own():
     assert_equal(state.inner_states["b"], after.init(params).inner_states["b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
-    slow_but(
-        [("inject", "host")],
-        [*((n, "own") for n in LEAFWISE), ("adam", "flat"), ("inject", "host")],
-    ),
+    [*((n, "own") for n in LEAFWISE), ("adam", "flat"), ("inject", "host")],
 )
 def test_slices_and_whole_arrays_are_carried_into_each_other(name, form):
     tx = LEAFWISE[name]
@@ -213,6 +212,7 @@ def test_the_work_grows_with_groups_and_not_with_layers():
 # Shapes
 
 
+@pytest.mark.slow
 def test_layers_along_other_axes_and_nested_stacks():
     stacks = {"blocks": 1, "blocks/experts": 0}
     ramp = jnp.linspace(0.0, 1.0, 3 * 4 * 3, dtype=jnp.float32)
@@ -253,6 +253,7 @@ def _from_nested(where: str) -> Any:
     return ta.partition({"a": adam}, rules)
 
 
+@pytest.mark.slow
 def test_keys_name_the_axes_that_shapes_do_not_show():
     tx = _from_nested("h/{0..1}/e/{2..3}")
     params, old = aged(tx, {"h/e/w": jnp.ones((4, 4, 3))})
@@ -284,6 +285,7 @@ def test_statistics_of_other_shapes_go_on_in_the_same_slices_only():
     assert any("v_row" in text and "start again" in text for text in report.warnings)
 
 
+@pytest.mark.slow
 def test_numbers_for_each_layer_go_on_in_the_same_layers_only():
     def tx(first: int) -> Any:
         rules = {f"blocks/{{{first}..{first + 3}}}": "a", "**": "frozen"}
@@ -308,6 +310,7 @@ def test_numbers_for_each_layer_go_on_in_the_same_layers_only():
     ) in str(report)
 
 
+@pytest.mark.slow
 def test_step_counts_that_are_there_for_each_layer_go_on_in_other_layers():
     def update(updates: Any, state: Any, params: Any = None, *, factor: Any) -> Any:
         del params
@@ -339,11 +342,12 @@ def search(tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
     return ta.apply_updates(params, updates), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [
         optax.scale_by_lbfgs(3),
-        pytest.param(optax.lbfgs(memory_size=2), marks=pytest.mark.slow),
+        optax.lbfgs(memory_size=2),
     ],
 )
 def test_the_memory_of_lbfgs_is_cut_behind_its_first_axis(tx):
@@ -390,7 +394,8 @@ def unrolled(tx: Any, depth: int) -> Any:
     return ta.partition({"a": tx}, rules if depth else {"**": "a"})
 
 
-@pytest.mark.parametrize("name", some([*LEAFWISE]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LEAFWISE])
 def test_a_group_of_all_layers_is_unrolled_and_stacked_again_bit_for_bit(name):
     tx = LEAFWISE[name]
     scanned, flat = from_layer(tx, 0), unrolled(tx, 0)
@@ -416,6 +421,7 @@ def test_all_layers_are_unrolled_into_those_that_train():
     assert np.array_equal(new["blocks/5/w"], was["blocks/w"][5])
 
 
+@pytest.mark.slow
 def test_unrolled_layers_are_stacked_into_groups_that_share_an_array():
     params, old = aged(unrolled(adam, 0), UNROLL(start()))
     stacked = UNROLL.inverse(params)

@@ -166,6 +166,7 @@ def chains(draw: Any) -> Chain:
     return Chain(row, every, after, target)
 
 
+@pytest.mark.slow
 @at_length
 @given(chains())
 def test_law_14_a_chain_is_each_table_of_what_the_one_before_makes(chain):
@@ -185,6 +186,7 @@ def test_law_14_a_chain_is_each_table_of_what_the_one_before_makes(chain):
         assert m.inverse.inverse == m
 
 
+@pytest.mark.slow
 @at_length
 @given(chains())
 def test_law_14_a_chain_goes_through_a_file(tmp_path_factory, chain):
@@ -200,12 +202,14 @@ def test_law_14_a_chain_goes_through_a_file(tmp_path_factory, chain):
     same(found if target else ta.to_flat_dict(found), chain.after)
 
 
+@pytest.mark.slow
 @settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 8))  # each is compiled
 @given(chains())
 def test_a_traced_chain_makes_the_same_arrays(chain):
     same(jax.jit(chain.migration)(chain.row.before, chain.needed), chain.after)
 
 
+@pytest.mark.slow
 @settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 8))
 @given(chains())
 def test_law_14_a_state_is_carried_by_each_table(chain):
@@ -229,6 +233,7 @@ def test_law_14_a_state_is_carried_by_each_table(chain):
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
+@pytest.mark.slow
 @at_length
 @given(chains(), st.data())
 def test_boxes_go_through_all_tables(tmp_path_factory, chain, data):
@@ -504,6 +509,7 @@ def test_a_chain_may_be_one_of_several_migrations(tmp_path):
     equal(ta.load(tmp_path / "x.safetensors", target, migration=several), target)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_moments_are_scaled_by_all_tables():
     old = {f"h.{n}.w": array(4, 3) + n for n in range(3)}

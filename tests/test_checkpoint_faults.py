@@ -247,8 +247,9 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K28")
-@pytest.mark.parametrize("kind", slow_but({*KINDS} - {"orbax"}, KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_is_one_line_with_the_words_of_the_system(
     kind, small_disk, tmp_path, forks
 ):

@@ -173,6 +173,7 @@ def test_tied_leaves_are_stored_twice_by_orbax(tmp_path):
     same(ta.load(tmp_path / "x", zeros_like(tied)), tied)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("G6")
 def test_prng_keys_are_stored_as_integers(file):
     keys = {"key": jax.random.key(3), "many": jax.random.split(jax.random.key(1), 4)}
@@ -184,6 +185,7 @@ def test_prng_keys_are_stored_as_integers(file):
         same(again, keys)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F7")
 def test_integer_keys_come_back_as_integers(file):
     class Net(nnx.Module):
@@ -200,6 +202,7 @@ def test_integer_keys_come_back_as_integers(file):
     same(ta.load(file, Net(1)), Net(0))
 
 
+@pytest.mark.slow
 def test_a_model_comes_back_in_its_classes(file):
     model = eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
     ta.save(file, model)
@@ -210,6 +213,7 @@ def test_a_model_comes_back_in_its_classes(file):
     assert isinstance(ta.load(file, abstract).layers[0].weight, jax.Array)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_training_continues_from_restored_optimizer_state(file):
     params = {"w": jnp.ones((2, 3)), "head": {"b": jnp.ones(3)}}
@@ -273,6 +277,7 @@ def test_one_error_reports_all_misfits(file):
     assert again["good"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_many_misfits_are_a_short_error(tmp_path):
     ta.save(tmp_path / "x.safetensors", {"a": np.ones(1)})
     target = {f"layers/{n}/{'x' * 50}": np.zeros(1) for n in range(5_000)}
@@ -575,6 +580,7 @@ def test_malformed_marks_are_named(marks, tmp_path):
         ta.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* is read as it is now:treeadapt.TreeAdaptWarning")
 @pytest.mark.parametrize("name", ["safetensors", "npz", "msgpack"])
 def test_a_cut_or_flipped_file_either_raises_or_loads(name, tmp_path):
@@ -601,6 +607,7 @@ def test_a_cut_or_flipped_file_either_raises_or_loads(name, tmp_path):
     assert refused > len(damaged) // 3
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K11")
 def test_a_bomb_is_not_read(tmp_path):
     array = np.zeros(5 * 10**6)
@@ -731,6 +738,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path):
     assert "\x1b" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_no_format_library_is_imported_until_a_file_needs_it(fresh):
     script = (
         "import sys, treeadapt.checkpoints.save_load\n"

@@ -1261,6 +1261,7 @@ def test_show_names_the_folder_of_a_model_of_the_hub(tmp_path, monkeypatch):
     assert "hub/models--org--model" in run("show", "org/model", code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_bench_measures_the_tree_of_the_user_by_its_rules(npz, rules):
     lines = run("bench", npz, "--rules", rules).splitlines()
@@ -1272,6 +1273,7 @@ def test_bench_measures_the_tree_of_the_user_by_its_rules(npz, rules):
     assert "--rules needs a TREE" in run("bench", "--rules", rules, code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_bench_leaves_out_a_partition_by_numbers(npz, tmp_path):
     rates = tmp_path / "rates.toml"
@@ -1384,6 +1386,7 @@ def test_a_page_of_the_command_prints_what_it_says(page, tmp_path, monkeypatch):
 PROGRAM = "import runpy; runpy.run_module('treeadapt', None, '__main__', True)"
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program(npz, fresh):
     found = subprocess.run(
         [sys.executable, "-W", "error", "-m", "treeadapt", "show", str(npz)],
@@ -1424,6 +1427,7 @@ def test_colors_only_on_a_terminal_and_not_if_refused(npz, tmp_path, rules, fres
     assert 'or end with one for "**".' in " ".join(narrow.split())  # is not cut
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_reading_values_shows_how_far_it_is(npz, fresh):
     text = on_terminal(fresh, "diff", "--values", npz, npz)
@@ -1437,6 +1441,7 @@ def test_reading_values_shows_how_far_it_is(npz, fresh):
     assert (found.stdout, found.stderr) == ("No difference.\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 @pytest.mark.parametrize("ending", ["", ".safetensors"])
 def test_writing_shows_the_bytes_on_disk(ending, tmp_path, fresh):
@@ -1486,6 +1491,7 @@ SHELLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
 def test_output_that_is_lost_is_no_success(npz, fresh):
     assert fresh.run(PROGRAM, "show", npz, terminal="/dev/full").returncode == 2
@@ -1557,6 +1563,7 @@ def test_convert_writes_the_schema_of_a_function(tmp_path):
     assert "has shapes and no values" in refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", FORMATS)
 @pytest.mark.parametrize("here", FORMATS)
 def test_values_are_compared_leaf_by_leaf(here, there, tmp_path, monkeypatch):

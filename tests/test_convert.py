@@ -405,6 +405,7 @@ def test_a_target_with_collisions_takes_the_nested_form_only():
     assert_same(target, ta.from_state_dict(target, ta.to_state_dict(target)))
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("I9")
 def test_law_10_messages_stay_below_4_kb():
     words = [
@@ -426,6 +427,7 @@ def test_law_10_messages_stay_below_4_kb():
     assert len(str(clash.value).encode()) <= 4096
 
 
+@pytest.mark.slow
 def test_one_missing_of_20_000_is_found():
     big = {f"layer_{i}": np.ones(1) for i in range(20_000)}
     flat = {**big, "layer_1_9999": np.ones(1)}
@@ -435,6 +437,7 @@ def test_one_missing_of_20_000_is_found():
     assert "missing 'layer_19999' (the dict has 'layer_1_9999')" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_long_names_are_compared_in_no_time():
     start = time.perf_counter()
     target = {f"{'ab' * 2_000}{i}": np.ones(1) for i in range(2_000)}

@@ -73,6 +73,7 @@ def cut(kind):
     return {name: leaf for name, leaf in weights.items() if at not in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
@@ -158,6 +159,7 @@ def test_the_cure_of_the_message_works(tmp_path):
     assert {*tree["layers"]} == {"0"}
 
 
+@pytest.mark.slow
 def test_a_part_of_a_folder_is_not_compared(tmp_path):
     config = config_of(QWEN)
     folder = published(tmp_path, cut("last layer"), config)
@@ -171,6 +173,7 @@ def test_a_part_of_a_folder_is_not_compared(tmp_path):
     assert "than its configuration says" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_layers_that_rows_drop_do_not_count(tmp_path):
     folder = FOLDER / "deepseek_v3" / "1"
     weights, config = weights_of(folder), config_of(folder)

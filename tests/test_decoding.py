@@ -232,6 +232,7 @@ def test_a_shard_of_four_reads_its_quarter(tmp_path, monkeypatch):
     assert sum(counts) <= 2048 * 1024 + 2 * 4 * 16 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp8", "mxfp4"])
 def test_memory_is_the_result_what_is_stored_and_little_more(name, tmp_path):
     at, size = np.random.default_rng(0), 2048
@@ -502,6 +503,7 @@ def tiny(model_type):
     return weights, json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_table_takes_deepseek_v3_as_it_is_published(tmp_path):
     weights, stated = tiny("deepseek_v3")
     number = stated["num_hidden_layers"]

@@ -173,8 +173,9 @@ def kinds(limit):
     return KINDS if FULL or limit is None else ("list", "dataclass")
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("I4", "I5", "F10")
-@pytest.mark.parametrize("limit", slow_but([None, 10**6], LIMITS.values()), ids=LIMITS)
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 def test_a_tree_that_contains_itself(run, limit):
     some = [kind for kind in kinds(limit) if kind != "NamedTuple"]
     program = f"""
@@ -270,6 +271,7 @@ def round_trips(tree):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("I1.900", "I2")
 @each_limit
 def test_500_levels_convert(run, limit):
@@ -305,6 +307,7 @@ def test_what_fits_depends_on_the_stack_and_fails_with_a_typed_error(run):
     assert outcomes <= {"ok", "TreeDepthError", "StructureMismatchError"}
 
 
+@pytest.mark.slow
 def test_deep_trees_convert_in_a_thread(run):
     program = f"""
     {textwrap.indent(ROUND_TRIPS, "    ").strip()}
@@ -363,6 +366,7 @@ def test_a_cycle_of_containers_below_an_opened_class_is_a_typed_error(run):
     assert "'more/1' leads back" in error
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("I6")
 def test_a_node_that_stands_in_many_places_is_measured_once(run):
     program = """
@@ -391,6 +395,7 @@ def test_deep_opaque_objects_take_no_quadratic_time(run):
     assert run(program) == ["True"]
 
 
+@pytest.mark.slow
 def test_errors_in_threads_leave_the_recursion_limit_alone(run):
     program = """
     sys.setswitchinterval(1e-5)
@@ -408,6 +413,7 @@ def test_errors_in_threads_leave_the_recursion_limit_alone(run):
     assert run(program) == ["1000"]  # it was 1,800 to 61,600
 
 
+@pytest.mark.slow
 def test_cycles_again_and_again_leave_as_much_room_as_there_was(run):
     program = """
     def room(levels=0):

@@ -165,6 +165,7 @@ def test_repr_is_short():
     assert len(str(diff).splitlines()) == 501
 
 
+@pytest.mark.slow
 def test_thousands_of_unlike_names_end_soon():
     one = {f"{n:05}": np.ones(1) for n in range(3_000)}
     two = {f"x{n:06}y": np.ones(1) for n in range(3_000)}

@@ -138,6 +138,7 @@ def test_every_link_leads_somewhere(name):
             assert place in {*map(anchor, headings(text)), *described}, target
 
 
+@pytest.mark.slow
 def test_docstrings_name_what_is_there():
     """``See `x``` names a module, or what is defined in one."""
     package = DOCS.parent / "treeadapt"

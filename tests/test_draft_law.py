@@ -115,7 +115,8 @@ def test_models_kept_aside_are_paired_by_names(cases, sizes):
     assert right >= 0.92 * count
 
 
-@pytest.mark.parametrize(("name", "style"), slow_but(QUICKLY, ASIDE))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "style"), ASIDE)
 def test_models_kept_aside_are_drafted_from_values(name, style):
     table, shapes = aside(name, style, MODELS[name].prime)
     source = float32(shapes)
@@ -471,6 +472,7 @@ def test_copies_in_the_source_are_told_to_be_drafted_the_other_way():
     assert not ta.tree_diff(back(result, source), source, values=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize("name", quantised.TINY)
 def test_numbers_that_scales_multiply_are_marked(name, with_values):

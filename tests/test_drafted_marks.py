@@ -216,6 +216,7 @@ def by_block(leaves: Leaves) -> Leaves:
     return made
 
 
+@pytest.mark.slow
 def test_what_is_only_written_apart_is_not_marked():
     draft = ta.draft_migration(bottlenecks((3, 4, 6, 3), 5), convert=by_stage)
     assert {*marks(draft).values()} == {""}
@@ -223,6 +224,7 @@ def test_what_is_only_written_apart_is_not_marked():
     assert report, str(report)
 
 
+@pytest.mark.slow
 def test_what_stages_add_to_the_numbers_of_layers_is_marked():
     source = bottlenecks((3, 4, 6, 3), 5)
     draft = ta.draft_migration(source, convert=by_block)

@@ -148,7 +148,8 @@ def rests_on_numbers(draft: ta.MigrationDraft) -> bool:
 # --- from values ---
 
 
-@pytest.mark.parametrize("name", some(DRAFTED))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTED)
 def test_each_example_is_drafted_from_values(name, tmp_path):
     source = float32(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
@@ -289,6 +290,7 @@ def test_two_sizes_that_are_equal_have_names_of_their_own():
     assert rests_on_numbers(draft)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_rotary_llama_is_right_at_other_sizes(first, monkeypatch):
     given = tables.llama(first)
@@ -304,6 +306,7 @@ def test_a_rotary_llama_is_right_at_other_sizes(first, monkeypatch):
     moves_alike(draft.migration, other.source, other.result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-flax", "llama-scanned", "vit-nnx"])
 def test_16_bits_repeat_and_show_the_rows_all_the_same(name, tmp_path):
     shapes = ta.read_metadata(schema_of(name))
@@ -536,6 +539,7 @@ def counted_parameters(power: int) -> tuple[Leaves, Leaves]:
     return source, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_back", [False, True])
 def test_arrays_whose_names_are_only_numbers_have_the_rows_that_numbers_prove(is_back):
     pair = counted_parameters(1)[:: -1 if is_back else 1]
@@ -696,6 +700,7 @@ def test_what_a_function_never_reads_is_dropped():
     assert 2 < len(seen) < 10
 
 
+@pytest.mark.slow
 def test_a_number_that_is_there_by_chance_is_no_evidence():
     """In one call, 137 of 308 numbers of ``x + 1`` were those of other leaves."""
     shapes = abstract({f"h.{n}.w": np.zeros((13, 22)) for n in range(14)})
@@ -850,6 +855,7 @@ def test_a_factor_is_the_root_of_a_product_of_sizes():
         np.testing.assert_allclose(leaf, expected[path], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_factor_that_no_size_gives_is_marked():
     shapes = {"q": np.zeros((60, 14)), "k": np.zeros((60, 14))}
     draft = ta.draft_migration(abstract(shapes), convert=turned_heads(5, 3**0.5))
@@ -895,6 +901,7 @@ def test_what_a_function_makes_is_compared_with_a_target():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_a_function_that_casts_shows_what_it_moves(dtype):
     order = np.random.default_rng(0).permutation(63)
@@ -1191,6 +1198,7 @@ def template(path: str) -> str:
     return re.sub(r"\.[0-9]+\.", ".#.", path)
 
 
+@pytest.mark.slow
 def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
     count = right = in_order = 0
     for name in DRAFTED:
@@ -1213,7 +1221,8 @@ def test_each_example_is_drafted_from_names_and_shapes(tmp_path):
     assert in_order >= 0.95 * count
 
 
-@pytest.mark.parametrize("name", some(DRAFTED, 6))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTED)
 def test_each_row_is_marked_if_leaves_and_words_are_gone(name, tmp_path, monkeypatch):
     source = numbers(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
@@ -1675,6 +1684,7 @@ def test_diff_proposes_a_draft_of_what_was_renamed(tmp_path):
     assert "note: treeadapt draft " in found.output
 
 
+@pytest.mark.slow
 def test_many_names_that_differ_in_words_are_paired_or_listed():
     rng = random.Random(0)
     names = [f"m{rng.randrange(10**9)}q.k{n % 7}.w" for n in range(300)]

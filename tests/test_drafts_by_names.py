@@ -178,6 +178,7 @@ def test_names_and_shapes_give_the_table(name, is_back):
         assert not ta.tree_diff(made, leaves, values=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "is_back"), [("keras-hub/vit", True), ("maxtext/deepseek_v3", False)]
 )
@@ -322,6 +323,7 @@ def every_fourth() -> tuple[Arrays, Arrays]:
     return source, made | {"global/full/o/kernel": whole("full.o", (3,))[:, 0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [local_and_global, every_fourth])
 @pytest.mark.parametrize("is_back", [False, True])
 def test_layers_in_blocks_are_paired_by_names(make, is_back):

@@ -50,6 +50,7 @@ def hybrid(layers: int, e: int, f: int, end: str) -> Made:
     return numbers(shapes), convert
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("end", [".", "/", "_"])
 def test_a_scan_in_a_scan_is_two_tables(end, is_back, tmp_path):
@@ -76,6 +77,7 @@ def test_a_scan_in_a_scan_is_two_tables(end, is_back, tmp_path):
     assert not any(row.notes.check for row in report.migration.rows)
 
 
+@pytest.mark.slow
 def test_a_block_of_another_size_is_seen_in_a_check():
     source, convert = hybrid(12, 11, 13, ".")
     draft = ta.draft_migration(source, convert=convert)
@@ -193,6 +195,7 @@ SUMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUMS)
 def test_a_sum_is_a_row_that_adds(name, tmp_path):
     make, tables, marks = SUMS[name]
@@ -237,6 +240,7 @@ def test_what_is_no_sum_has_no_row(function):
     assert len(draft.migration.tables) == 1
 
 
+@pytest.mark.slow
 def test_a_function_that_takes_no_zeros_is_drafted_without_sums():
     def convert(w):
         if not all(map(np.any, w.values())):
@@ -249,6 +253,7 @@ def test_a_function_that_takes_no_zeros_is_drafted_without_sums():
     assert draft.pairs == {"e": ("d",)}
 
 
+@pytest.mark.slow
 def test_summands_do_not_take_the_name_of_a_leaf():
     source = numbers({"a": (5,), "b": (7,), "d": (5,)})
 
@@ -271,6 +276,7 @@ def test_positions_that_are_longer_are_left_to_names_if_numbers_are_not_alike():
     assert {*draft.doubtful} == {*shapes}
 
 
+@pytest.mark.slow
 def test_another_size_answers_the_marks_of_two_tables():
     def made(layers: int, words: int, tails: int) -> Made:
         source, scanned = hybrid(layers, 11, 13, ".")

@@ -67,6 +67,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", CONFIGS)
 def test_heads_of_another_number_are_refused_after_the_marks_are_gone(key, tmp_path):
     width = 20 if "/" in key else 14
@@ -121,6 +122,7 @@ def test_a_size_that_no_shape_gives_is_asked_of_the_configuration(tmp_path):
     assert draft.check(large, lambda leaves: heads_last(leaves, 3))
 
 
+@pytest.mark.slow
 def test_the_number_of_first_layers_is_asked_of_the_configuration(tmp_path):
     def split(leaves: Arrays, dense: int) -> Arrays:
         stack = np.stack([*leaves.values()])

@@ -177,6 +177,7 @@ def test_what_has_several_labels_is_opened_first():
     assert len(rows_of(summary, limit=30)) == 3 + 6 + 6 + 2 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wide", "deep", "layers", "unlike"])
 def test_a_large_tree_is_one_page(kind):
     count = full(22_213, 1_213)
@@ -639,6 +640,7 @@ def test_rules_plans_and_drafts_are_tables_in_a_notebook():
     assert str(draft) == f"{draft.summary}\n'a.w : o i' -> 'a/w : i o'"
 
 
+@pytest.mark.slow
 def test_drawing_loads_no_library(fresh):
     code = (
         "import sys, treeadapt as ta, jax.numpy as jnp;"

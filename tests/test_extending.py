@@ -140,6 +140,7 @@ to = "model/{rest}"
         ta.load_migration(written(tmp_path, text), sizes={"h": 1})
 
 
+@pytest.mark.slow
 def test_load_and_the_command_take_it(tmp_path):
     source = tmp_path / "model.safetensors"
     ta.save(source, weights())

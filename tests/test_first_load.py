@@ -64,6 +64,7 @@ def assert_loads(call: str, target: Any) -> None:
     assert jax.tree.structure(loaded) == jax.tree.structure(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "migration", [None, "hf", "Qwen/Qwen3-0.6B", Path("absent.toml"), [None, "hf"]]
 )
@@ -76,11 +77,13 @@ def test_a_table_that_ships_and_fits_is_named(load, folder, target, migration):
     assert_loads(call, target)
 
 
+@pytest.mark.slow
 def test_a_target_of_another_dtype_is_cast(folder, target):
     half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), target)
     assert_loads(call_in(ta.load, folder, half), half)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migration", [None, "hf", "tunix", Path("absent.toml")])
 def test_without_a_table_that_fits_a_draft_is_named(folder, migration):
     call = call_in(ta.load, folder, OWN, migration=migration)
@@ -88,11 +91,13 @@ def test_without_a_table_that_fits_a_draft_is_named(folder, migration):
     assert isinstance(run(call, OWN), ta.MigrationDraft)
 
 
+@pytest.mark.slow
 def test_a_path_with_the_name_of_a_layout_is_told_from_a_text(folder, target):
     with pytest.raises(ta.MigrationError, match="is a text, migration='tunix'"):
         ta.load(folder, target, migration=Path("tunix"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migration", [None, "tunix"])
 def test_of_one_shard_the_folder_is_named(folder, target, migration):
     shard = min(folder.glob("*.safetensors"))
@@ -102,6 +107,7 @@ def test_of_one_shard_the_folder_is_named(folder, target, migration):
     assert f"ta.load({str(folder)!r}, ...)" in first_two(caught.value)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_run_is_loaded_by_the_call(folder, target, tmp_path):
     zeros = jax.tree.map(np.zeros_like, target)
     ta.save(tmp_path / "run", {"opt": {"mu": zeros}, "params": target})
@@ -113,6 +119,7 @@ def test_a_part_of_a_run_is_loaded_by_the_call(folder, target, tmp_path):
     assert loaded["w"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_target_that_holds_more_is_told_its_part(target, tmp_path):
     ta.save(tmp_path / "params", target)
     with pytest.raises(ta.CheckpointError) as caught:
@@ -120,6 +127,7 @@ def test_a_target_that_holds_more_is_told_its_part(target, tmp_path):
     assert "one part of the target, 'params'" in first_two(caught.value)
 
 
+@pytest.mark.slow
 def test_a_lenient_load_that_loads_nothing_warns_of_the_same(folder):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -134,6 +142,7 @@ def test_what_is_wrong_in_a_table_of_ones_own_is_corrected_there(folder, tmp_pat
     assert "ta.draft_migration" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_broken_config_hides_no_error(folder, target):
     (folder / "config.json").write_text("{")
     with pytest.raises(ta.CheckpointError, match="does not fit the target") as caught:
@@ -141,6 +150,7 @@ def test_a_broken_config_hides_no_error(folder, target):
     assert "ta.draft_migration(" in first_two(caught.value)
 
 
+@pytest.mark.slow
 def test_without_a_config_the_table_is_named_that_takes_the_names(folder, target):
     (folder / "config.json").unlink()
     for arguments in ([folder], [folder, target]):
@@ -163,6 +173,7 @@ def test_without_a_config_nothing_is_named_that_does_not_fit(tmp_path):
     assert "fits" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_target", [False, True])
 @pytest.mark.parametrize("by_name", [False, True])
 def test_of_a_config_of_another_model_the_table_that_fits_is_named(
@@ -222,6 +233,7 @@ def test_a_part_is_named_only_if_it_fits_or_there_is_one(tmp_path):
     assert "are below 'y' in it" in error_of(whole, alike)
 
 
+@pytest.mark.slow
 def test_every_way_to_a_table_that_does_not_fit_names_the_one_that_does(folder):
     hint = "By the names in it, migration='tunix/qwen3' fits."
     wrong = ta.load_migration("tunix/gemma2", config={**CONFIG, "model_type": "gemma2"})
@@ -237,6 +249,7 @@ def test_every_way_to_a_table_that_does_not_fit_names_the_one_that_does(folder):
         assert "ta." not in result.output
 
 
+@pytest.mark.slow
 def test_of_one_shard_the_folder_is_named_without_a_target_too(folder, tmp_path):
     shard = str(min(folder.glob("*.safetensors")))
     said = f"It is one of 5 shards. To load all of them: ta.load({str(folder)!r}, ...)."
@@ -254,6 +267,7 @@ def test_of_one_shard_the_folder_is_named_without_a_target_too(folder, tmp_path)
         assert said in result.output
 
 
+@pytest.mark.slow
 def test_a_table_that_fits_the_file_alone_is_not_said_to_fit(folder, target):
     with pytest.raises(ta.MigrationError) as caught:
         ta.load(folder, OWN, migration="tunix/qwen2")
@@ -285,6 +299,7 @@ def test_only_a_load_that_succeeds_warns_of_marks(folder):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_of_tables_that_take_the_same_names_the_one_for_the_model_type_is_named(
     tmp_path,
 ):

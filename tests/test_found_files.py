@@ -115,6 +115,7 @@ def test_a_model_behind_links_is_read_by_all_functions(
     same(ta.to_flat_dict(ta.load(tmp_path / "copy")), table(FLAT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_state_of_an_optimizer_behind_links_is_carried(layout, tmp_path):
     params = {name: jnp.asarray(leaf) for name, leaf in FLAT.items()}
@@ -162,6 +163,7 @@ def test_the_cache_of_a_model_proposes_its_snapshots(tmp_path):
     same(ta.load(path / INDEX), FLAT)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K10")
 @pytest.mark.parametrize("use_ocdbt", [True, False])
 def test_orbax_in_the_cache_is_read_and_links_out_of_it_are_not(use_ocdbt, tmp_path):
@@ -401,6 +403,7 @@ def test_a_folder_of_jaxs_own_serialization_is_refused_with_the_way(tmp_path):
     assert call in str(caught.value)
 
 
+@pytest.mark.slow
 def test_items_that_are_numbers_are_no_steps(tmp_path):
     import orbax.checkpoint as ocp
 
@@ -411,6 +414,7 @@ def test_items_that_are_numbers_are_no_steps(tmp_path):
     assert not ta.tree_diff(ta.load(tmp_path / "step"), tree, values=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("item", ["params", "opt"])
 def test_the_items_of_an_orbax_step_are_one_tree(tmp_path, item):
     import orbax.checkpoint as ocp
@@ -803,6 +807,7 @@ def steps_of_orbax(folder, *steps, prefix=None):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [None, "checkpoint"])
 def test_the_last_step_of_a_run_is_read_and_named(prefix, tmp_path):
     run_folder = steps_of_orbax(tmp_path / "run", 900, 1000, 1100, prefix=prefix)
@@ -830,6 +835,7 @@ def test_the_last_step_of_a_run_is_read_and_named(prefix, tmp_path):
         assert ta.load(run_folder, target)["w"][0] == 1100
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("always::treeadapt.TreeAdaptWarning")
 def test_commands_say_which_step_they_read(tmp_path):
     run_folder = steps_of_orbax(tmp_path / "run", 9, 10)

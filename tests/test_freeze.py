@@ -83,6 +83,7 @@ def thousand(tx, steps, params):
     return jax.lax.scan(step, (params, tx.init(params)), length=steps)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("freezer", ["freeze", "partition"])
 def test_law_6_frozen_leaves_keep_their_bits_over_a_thousand_steps(name, freezer):
@@ -94,6 +95,7 @@ def test_law_6_frozen_leaves_keep_their_bits_over_a_thousand_steps(name, freezer
     assert all(x.shape[-1] == 3 or x.shape == (2,) for x in arrays)  # only of "free"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "noise"])
 def test_leaves_left_out_by_split_keep_their_bits(name):
     tree = model()
@@ -175,6 +177,7 @@ def test_any_kind_of_selector_can_freeze():
         ta.freeze(optax.sgd(1.0), lambda tree: tree)
 
 
+@pytest.mark.slow
 def test_a_line_search_sees_the_frozen_leaves():
     params = two_layers(ModelTuple, LayerTuple)
     seen = []
@@ -264,6 +267,7 @@ def test_what_freezes_before_the_mean_of_examples_gives_a_zero_for_each():
     assert not updates["head"].any()
 
 
+@pytest.mark.slow
 def test_a_zero_keeps_the_sharding_of_its_leaf():
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.NamedSharding(mesh, jax.P("x"))
@@ -330,6 +334,7 @@ def test_statistics_that_do_not_train_keep_their_bits_under_optaxs_apply_updates
     assert (new["scale"][...] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_compiled_step_keeps_the_sharding_of_integers_on_an_explicit_mesh():
     explicit = jax.sharding.AxisType.Explicit
     mesh = jax.make_mesh((8,), ("x",), axis_types=(explicit,))
@@ -351,6 +356,7 @@ def test_a_compiled_step_keeps_the_sharding_of_integers_on_an_explicit_mesh():
     )
 
 
+@pytest.mark.slow
 def test_a_frozen_leaf_of_a_dtype_without_zero_keeps_its_bits():
     scales = jnp.asarray([0.5, 1.0, 4.0], jnp.float8_e8m0fnu)
     params = {"scales": scales, "w": jnp.ones(3)}

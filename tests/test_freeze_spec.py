@@ -154,6 +154,7 @@ def test_an_unbound_spec_has_nothing_to_check():
         ta.FreezeSpec("trunk").check(model("trunk"))
 
 
+@pytest.mark.slow
 def test_a_message_about_thousands_of_leaves_is_small():
     spec = ta.FreezeSpec("**/experts").bind(tree_of("qwen3_moe"))
     assert len(spec.paths) == 21_600

@@ -98,6 +98,7 @@ def files_of(folder) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["file", "shards", "bin"])
 @pytest.mark.parametrize("revision", ["main", "v2"])
 def test_a_model_is_loaded_by_its_name(form, revision, hub, tmp_path):

@@ -16,7 +16,6 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from sizes import some
 
 import treeadapt as ta
 from treeadapt import inject_hyperparams, schedule, tree_get
@@ -163,7 +162,8 @@ def rates():
 RATES = dict(rates())
 
 
-@pytest.mark.parametrize("name", some(RATES, 8))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RATES)
 def test_numbers_and_states_are_those_of_optax(name):
     rate = optax.linear_schedule(0.1, 0.0, 10)
     with warnings.catch_warnings(action="ignore"):  # some are deprecated
@@ -198,6 +198,7 @@ class Net(eqx.Module):
         return self.kernel @ x + self.bias
 
 
+@pytest.mark.slow
 def test_optax_itself_turns_weight_decay_off():
     # If Optax changes this, the whole of this room may go.
     tx = optax.inject_hyperparams(optax.adamw)(0.1, weight_decay=0.5, mask=matrices)
@@ -319,6 +320,7 @@ def test_bound_rules_are_not_taken_for_a_schedule():
     assert (updates["bias"] == 0).all()
 
 
+@pytest.mark.slow
 def test_adafactor_compiles_without_static_args():
     params, state = steps(inject_hyperparams(optax.adafactor)(0.1))
     want, _ = steps(optax.adafactor(0.1))
@@ -326,6 +328,7 @@ def test_adafactor_compiles_without_static_args():
     assert "min_dim_size_to_factor" not in state.hyperparams
 
 
+@pytest.mark.slow
 def test_lbfgs_and_its_line_search_compile():
     tx = inject_hyperparams(optax.lbfgs)(0.5, memory_size=3)
     state = jax.jit(tx.init)(PARAMS)
@@ -375,6 +378,7 @@ def test_hyperparams_take_the_dtype_of_the_params_or_the_one_given():
     assert tx.init(params).hyperparams["learning_rate"].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_hyperparams_of_complex_params_are_real():
     params = {"w": jnp.ones(2), "z": jnp.ones(2, jnp.complex64)}
     for tx in (

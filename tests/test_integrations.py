@@ -190,6 +190,7 @@ def train_nnx(tx: Any, wrt: Any) -> tuple[Any, Any]:
     return model, optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [decayed("kernel"), grouped("hidden")], ids=["adapt", "partition"]
 )
@@ -200,6 +201,7 @@ def test_nnx_optimizer(case):
     assert_same(nnx.state(model, nnx.Param), by_hand(case.plain, Normed(), nnx_loss))
 
 
+@pytest.mark.slow
 def test_nnx_optimizer_takes_a_selector_as_a_filter():
     where = ta.glob("{hidden,out}/*")
     case = grouped("hidden")
@@ -215,6 +217,7 @@ def test_nnx_optimizer_takes_a_selector_as_a_filter():
     assert_frozen(Normed(), model, "hidden/kernel")
 
 
+@pytest.mark.slow
 def test_nnx_optimizer_with_a_line_search():
     search = optax.scale_by_backtracking_linesearch(5)
     tx = ta.adapt(optax.lbfgs(memory_size=2, linesearch=search))
@@ -305,6 +308,7 @@ def test_brax_gradient_update_fn_over_devices_with_aux():
     assert_same(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_transformation_that_needs_params_says_so_in_brax():
     params = brax_params(PPONetworkParams)
     tx = ta.adapt(optax.adamw(0.1))
@@ -366,6 +370,7 @@ def test_equinox_loop_with_the_raw_model(name, apply):
     assert_same(model, by_hand(case.plain, eqx_model(), eqx_loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_equinox_loop_with_filtered_params(case):
     """Today's advice, ``eqx.partition`` and ``eqx.combine``, still works."""
@@ -383,6 +388,7 @@ def test_equinox_loop_with_filtered_params(case):
     assert_same(params, by_hand(case.plain, eqx_model(), eqx_loss))
 
 
+@pytest.mark.slow
 def test_equinox_loop_with_split_params_and_plain_optax():
     frozen = ta.glob("hidden/weight")
     params, rest = ta.split(eqx_model(), ~frozen)
@@ -523,6 +529,7 @@ def test_optax_wrappers(name, where, groups):
 # --- JAX's own loops ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_scan_over_steps(case):
     params, static = eqx.partition(eqx_model(), eqx.is_inexact_array)
@@ -545,6 +552,7 @@ def seeds() -> jax.Array:
     return jnp.array([0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_vmap_over_an_ensemble_of_raw_models(case):
     ensemble = eqx.filter_vmap(eqx_model)(seeds())
@@ -562,6 +570,7 @@ def test_vmap_over_an_ensemble_of_raw_models(case):
     assert_members(ensemble, case.plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EQUINOX.values(), ids=EQUINOX)
 def test_vmap_over_an_ensemble_of_split_models(case):
     ensemble = eqx.filter_vmap(eqx_model)(seeds())

@@ -272,6 +272,7 @@ def numbers(shapes: Shapes) -> Leaves:
 LEFT = {("regnet", False): 36, ("regnet", True): 36}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stacked", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_an_invented_model_is_drafted(name, is_stacked):

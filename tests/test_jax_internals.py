@@ -149,6 +149,7 @@ assert ta.tree_paths({"a": 1}) == ("a",)
 """
 
 
+@pytest.mark.slow
 def test_an_import_needs_no_private_module_of_jax(fresh):
     done = fresh.run(WITHOUT_PRIVATE_MODULE)
     assert done.returncode == 0, done.stderr

@@ -316,6 +316,7 @@ def test_law_8_sharded_arrays_are_not_touched():
         assert all(x is leaf for x in ta.to_flat_dict(merged).values()), row.name
 
 
+@pytest.mark.slow
 def test_law_10_every_error_stays_below_4_kb():
     big = {f"layer_{i}": np.ones((2, 3), np.float32) for i in range(20_000)}
     damaged = {f"Layer_{i}": 1.0 for i in range(20_000)}

@@ -239,6 +239,7 @@ def test_a_folder_or_a_module_at_the_top_is_a_room_and_there_are_few():
     assert len(top) <= MOST_ROOMS
 
 
+@pytest.mark.slow
 def test_only_the_command_and_the_face_import_the_workshop():
     importing = {
         file.relative_to(PACKAGE).parts[0]
@@ -321,6 +322,7 @@ def test_the_page_on_design_says_what_each_file_is_for():
     assert missing == EXPLAINED
 
 
+@pytest.mark.slow
 def test_the_pages_on_design_name_what_is_in_these_files():
     pairs = {
         pair
@@ -335,6 +337,7 @@ def test_the_pages_on_design_name_what_is_in_these_files():
     ] == []
 
 
+@pytest.mark.slow
 def test_no_two_classes_and_no_two_functions_have_one_name():
     homes = collections.defaultdict(set)  # an overload is in its file several times
     for file in PACKAGE.rglob("*.py"):
@@ -368,6 +371,7 @@ def rooms_asked(file: Path) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_tests_import_no_room_but_where_the_face_would_not_do():
     tests = Path(__file__).parent
     asking = {
@@ -490,6 +494,7 @@ def test_importing_the_package_imports_only_jax_numpy_and_optax(fresh):
     assert _libraries_that_come_with("import treeadapt", fresh) == []
 
 
+@pytest.mark.slow
 def test_the_import_probe_sees_a_library(fresh):
     assert "flax" in _libraries_that_come_with("import flax", fresh)
 
@@ -508,6 +513,7 @@ print(*sorted({"jax", "numpy", "optax"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_help_and_completion_import_no_jax_and_no_numpy():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", COMPLETING],

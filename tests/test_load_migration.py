@@ -184,6 +184,7 @@ def zeros_of(tree, module=jnp):
 # What is loaded.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_is_read_through_a_table(name, tmp_path):
     WRITERS[name](tmp_path / name, llama())
@@ -192,6 +193,7 @@ def test_every_format_is_read_through_a_table(name, tmp_path):
     same(ta.load(tmp_path / name, zeros_of(want), migration=migration()), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_published_model_comes_into_other_classes_and_back(kind, file, tmp_path):
     want = scanned(llama())
@@ -209,6 +211,7 @@ def test_a_published_model_comes_into_other_classes_and_back(kind, file, tmp_pat
     assert all(isinstance(leaf, np.ndarray) for leaf in back.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", FORMATS)
 def test_a_copy_has_the_new_names_and_axes(there, place, tmp_path):
     path, seen = tmp_path / f"copy{ENDINGS[there]}", []
@@ -237,6 +240,7 @@ def test_no_leaf_is_read_if_the_copy_must_not_be_written(name, tmp_path):
     assert seen == []
 
 
+@pytest.mark.slow
 def test_loading_is_the_same_as_migrating_what_was_loaded(file):
     want = migration()(ta.load(file))
     found = ta.to_flat_dict(ta.load(file, migration=migration()))
@@ -244,6 +248,7 @@ def test_loading_is_the_same_as_migrating_what_was_loaded(file):
     same(found, want)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The row .* takes .* are left out")
 @settings(max_examples=full(400, 10))  # each writes two files
 @given(tables(), st.data())
@@ -288,6 +293,7 @@ def test_8_bit_and_bfloat16_arrays_stay_bit_by_bit(tmp_path):
     assert found["f8"].tobytes() == flat["f8"].T.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 def test_results_go_to_the_shardings_of_the_target(place, axis):
     mesh = jax.make_mesh((8,), ("x",))
@@ -323,6 +329,7 @@ def test_one_stored_leaf_goes_to_two_homes(place):
     same(found["host"], found["spread"])
 
 
+@pytest.mark.slow
 def test_cast_works_after_the_migration(file):
     want = scanned(llama())
     target = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.bfloat16), want)
@@ -347,6 +354,7 @@ def test_operations_of_rows_are_undone_on_the_way_back(tmp_path):
 # Numbers, keys and ties.
 
 
+@pytest.mark.slow
 def test_a_number_passes_through_a_row_without_axes(place):
     ta.save(place, {"step": 700, "w": np.ones(2)})
     m = ta.Migration({"step": "count", "w": "w"})
@@ -364,6 +372,7 @@ def test_a_number_passes_through_a_row_without_axes(place):
         ta.load(place, target | {"count": jnp.zeros((), jnp.int8)}, migration=m)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_typed_keys_have_the_axes_that_the_model_sees(impl, place):
     keys = jax.random.split(jax.random.key(3, impl=impl), 4)
@@ -472,6 +481,7 @@ def test_a_part_of_a_group_does_not_keep_the_rest_in_memory(tmp_path):
     assert one.base is None or one.base.nbytes < 12 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_numpy", [True, False])
 def test_new_leaves_may_be_ones(file, in_numpy):
     want = scanned(llama())
@@ -484,6 +494,7 @@ def test_new_leaves_may_be_ones(file, in_numpy):
     assert made["scale"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_new_leaves_come_from_the_target(file):
     want = scanned(llama())
     target = zeros_of(want) | {"bias": jnp.ones(3), "rng": jax.random.key(1)}
@@ -510,6 +521,7 @@ def test_new_leaves_come_from_the_target(file):
         ta.load(file, migration=m)
 
 
+@pytest.mark.slow
 def test_without_strict_the_target_keeps_what_does_not_fit(file, monkeypatch):
     target = zeros_of(scanned(llama())) | {"more": jnp.ones(2)}
     target["head"] = jnp.ones(5)
@@ -788,6 +800,7 @@ def test_an_error_in_a_function_names_its_row(tmp_path):
 # Boxes and memory.
 
 
+@pytest.mark.slow
 def test_rows_name_leaves_as_the_metadata_does(tmp_path):
     state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     orbax(tmp_path / "x", state)
@@ -797,6 +810,7 @@ def test_rows_name_leaves_as_the_metadata_does(tmp_path):
     same(found, {"weight": state["kernel"][...].T, "bias": state["bias"][...]})
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_the_largest_group(tmp_path, monkeypatch):
     # Python counts no pages that an array asked the system for.
     monkeypatch.setattr(arrays, "_OWN_PAGES_BYTES", 2**62)

@@ -60,6 +60,7 @@ def test_without_a_target_it_is_nested_dicts():
     assert [*found] == ["layers"]
 
 
+@pytest.mark.slow
 def test_any_classes_are_taken_by_name():
     one, two = (eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(n)) for n in (0, 1))
     flat = ta.to_flat_dict(ta.split(one)[0])
@@ -112,6 +113,7 @@ def test_dtypes_are_cast_if_asked():
         ta.load(source | {"v": jnp.full(3, 1e30)}, target, cast=True)
 
 
+@pytest.mark.slow
 def test_migrations_lists_and_chains_take_trees():
     flat = {f"h.{n}.w": np.arange(3, dtype="f4") + n for n in range(4)}
     a = ta.Migration({"h.{n}.w : e": "{n} : e"})

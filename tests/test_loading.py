@@ -186,6 +186,7 @@ def trained(step):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("G18")
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("saved_as", [int, jnp.int32])
@@ -224,6 +225,7 @@ def test_numbers_are_marked_and_come_back_as_arrays_without_a_target(file):
     assert all(type(loaded[name]) is type(saved[name]) for name in saved)
 
 
+@pytest.mark.slow
 def test_a_complex_number_goes_to_orbax(tmp_path):
     ta.save(tmp_path / "x", {"z": 1 + 2j})
     assert ta.load(tmp_path / "x", {"z": 0j}) == {"z": 1 + 2j}
@@ -329,6 +331,7 @@ def test_static_leaves_that_cannot_be_saved_are_named(file):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_numbers_of_other_libraries_are_numbers(tmp_path):
     state = {"step": 7, "w": np.ones(2), "rate": 0.1, "name": "adam", "none": None}
     (tmp_path / "x.msgpack").write_bytes(serialization.msgpack_serialize(state))
@@ -402,6 +405,7 @@ def test_a_leaf_above_others_does_not_fit_into_nested_dicts(file, monkeypatch):
         ta.load(file)
 
 
+@pytest.mark.slow
 def test_where_chooses_what_is_saved(file):
     tree = {"encoder": [np.ones(1), np.ones(2)], "head": np.ones(3), "step": 4}
     ta.save(file, tree, where=["encoder", "step"])
@@ -499,6 +503,7 @@ def test_cast_keeps_the_value_of_an_integer(like, file):
     assert ta.load(file, target, cast=True)["step"] == 2**24
 
 
+@pytest.mark.slow
 def test_cast_of_a_number_may_round_and_not_become_infinite(file):
     ta.save(file, {"rate": 0.1})
     found = ta.load(file, {"rate": np.float32(0)}, cast=True)["rate"]
@@ -531,6 +536,7 @@ def test_64_bit_values_are_kept_where_jax_would_narrow_them(file):
     assert ta.load(file, target)["w"].tolist() == [0.1, 0.1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.safetensors", "x"])
 def test_arrays_that_jax_may_move_stay_movable(tmp_path, name):
     tree = {"w": jnp.ones(8), "key": jax.random.key(0)}

@@ -133,6 +133,7 @@ def test_a_form_does_not_select(pattern, path):
     assert not matches(pattern, path)
 
 
+@pytest.mark.slow
 def test_the_reference_agrees_on_the_table():
     paths = sorted({path for row in FORMS for path in row[1] + row[2]})
     forms = [row[0] for row in FORMS if "1000000" not in row[0]]
@@ -393,6 +394,7 @@ WITHIN += [
 WHOLE = ["**", *NAMES[:5], *WITHIN]
 
 
+@pytest.mark.slow
 def test_law_7_all_pairs_of_short_ones_agree_with_the_reference():
     paths = ["/".join(two) for two in itertools.product(NAMES[:6], NAMES[:6])] + NAMES
     texts = [
@@ -458,6 +460,7 @@ def patterns_of(parts, *, max_size):
     )
 
 
+@pytest.mark.slow
 @given(
     st.lists(patterns_of(segments, max_size=4), min_size=1, max_size=4),
     st.lists(
@@ -471,6 +474,7 @@ def test_law_7_paths_agree_with_the_reference(texts, paths):
         assert _bits(matcher.match_path(path), len(texts)) == expected
 
 
+@pytest.mark.slow
 @given(patterns_of(globs, max_size=1), st.lists(names, min_size=3, max_size=8))
 def test_law_7_segments_agree_with_the_reference(text, paths):
     matcher = Matcher([parse(text)])
@@ -485,6 +489,7 @@ nodes = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(patterns_of(any_segments, max_size=4), min_size=1, max_size=4),
     st.dictionaries(few_names, nodes, min_size=1, max_size=5),
@@ -573,6 +578,7 @@ def _seconds(text, path):
     return time.process_time() - begin
 
 
+@pytest.mark.slow
 def test_a_hostile_sibling_is_counted_quickly():
     tree = NamedTree({"1a" * 1_000: 0, "x": 0})
     begin = time.process_time()

@@ -23,7 +23,6 @@ from matched import (
     recurrent,
     silent,
 )
-from sizes import slow_but
 from wrong_models import MODELS, Model, llama
 
 import treeadapt as ta
@@ -73,6 +72,7 @@ def test_numbers_of_the_source_are_not_needed():
     assert found.evaluations < 40 + FIRST_CALLS
 
 
+@pytest.mark.slow
 def test_a_llama_is_found_with_its_rotary_halves():
     pair = decoder()
     found = pair.match()
@@ -80,6 +80,7 @@ def test_a_llama_is_found_with_its_rotary_halves():
     assert found.evaluations <= 500
 
 
+@pytest.mark.slow
 def test_names_that_say_nothing_give_the_same_rows():
     pair = silent(decoder())
     assert_found(pair, pair.match())
@@ -119,6 +120,7 @@ def residual(layers: int, order: tuple[int, ...] = ()) -> Pair:
     return Pair("residual", arrays(source), target, jax.jit(model), reference)
 
 
+@pytest.mark.slow
 def test_deep_models_of_equal_layers_take_no_more_calls_than_shallow_ones():
     few, many = (residual(layers).match() for layers in (3, 30))
     assert_found(residual(30), many)
@@ -129,6 +131,7 @@ def test_deep_models_of_equal_layers_take_no_more_calls_than_shallow_ones():
     assert deep <= small + 10
 
 
+@pytest.mark.slow
 def test_layers_may_be_in_another_order():
     found = residual(5, order=(3, 1, 4, 0, 2)).match()
     assert found.after < 1e-4
@@ -136,6 +139,7 @@ def test_layers_may_be_in_another_order():
     assert found.found or "no table says it" in found.why[-1]
 
 
+@pytest.mark.slow
 def test_the_head_may_be_a_copy_of_the_embedding():
     pair = encoder(Encoder(tied=True))
     found = pair.match()
@@ -156,12 +160,14 @@ def test_a_factor_may_be_the_root_of_a_size():
     assert_found(pair, pair.match())
 
 
+@pytest.mark.slow
 def test_gates_may_be_in_another_order():
     found = recurrent("fiog").match()
     assert found.after < 1e-4
     assert found.found or "no table says it" in found.why[-1]
 
 
+@pytest.mark.slow
 def test_key_biases_are_left_to_names_and_said():
     found = encoder().match()
     keys = {"layer.0.key.bias", "layer.1.key.bias"}
@@ -209,6 +215,7 @@ def test_leaves_without_influence_are_dropped_or_kept():
     assert params["mean"] is pair.target["mean"] or (params["mean"] == 1).all()
 
 
+@pytest.mark.slow
 def test_epsilons_that_differ_where_numbers_are_small_are_not_a_table():
     found = encoder(Encoder(), Encoder(epsilon=1e-6)).match()
     assert not found.found
@@ -217,12 +224,14 @@ def test_epsilons_that_differ_where_numbers_are_small_are_not_a_table():
     assert any("epsilon" in why for why in found.why)
 
 
+@pytest.mark.slow
 def test_a_kind_of_gelu_is_nearest():
     found = encoder(Encoder(), Encoder(exact=False)).match()
     assert found.verdict == "nearest"
     assert 1e-4 < found.after < 0.05
 
 
+@pytest.mark.slow
 def test_answers_that_differ_by_more_than_rounding_are_nearest():
     plain = line()
     assert plain.match().why == ()
@@ -252,6 +261,7 @@ def test_constant_models_never_match():
     assert not found.found
 
 
+@pytest.mark.slow
 def test_bfloat16_is_cast_up_and_said():
     plain = line()
     pair = line(
@@ -284,6 +294,7 @@ def test_answers_in_place_of_a_function_are_drafted_and_mended():
     assert "find_wrong_rows" in found.why[0]
 
 
+@pytest.mark.slow
 def test_another_size_takes_the_mark_of_sizes_away_or_refutes_the_table():
     small = decoder()
     large = decoder(Decoder(width=9, heads=3, head=4, hidden=7, layers=3))
@@ -298,6 +309,7 @@ def test_another_size_takes_the_mark_of_sizes_away_or_refutes_the_table():
     assert "more=" in refuted.why[-1]
 
 
+@pytest.mark.slow
 def test_a_limit_ends_the_search():
     found = decoder().match(limit=40)
     assert not found.found
@@ -305,6 +317,7 @@ def test_a_limit_ends_the_search():
     assert any("limit" in why for why in found.why)
 
 
+@pytest.mark.slow
 def test_the_report_is_read_by_people_and_by_programs():
     found = line().match()
     assert "Found" in str(found)
@@ -363,6 +376,7 @@ def test_nan_in_weights_is_named_if_it_is_in_the_answers(path):
     assert dataclasses.replace(pair, source=shapes).match().found  # as the error says
 
 
+@pytest.mark.slow
 def test_what_may_look_wrong_is_matched():
     """NaN that no input reaches, masks, and integers next to the logits."""
     unread = with_nan("b")
@@ -510,7 +524,8 @@ def test_pairs_are_found(name, is_silent):
 ELSEWHERE = dict(matched.elsewhere())
 
 
-@pytest.mark.parametrize("name", slow_but(["epsilon", "GELU"], ELSEWHERE))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ELSEWHERE)
 def test_models_that_differ_elsewhere_give_no_table(name):
     found = ELSEWHERE[name].match(limit=1_200)
     assert not found.found

@@ -12,7 +12,6 @@ import jax
 import pytest
 from matched import Decoder, Encoder, Pair, decoder, elsewhere, encoder
 from matched_layouts import blocks, convolutions, experts
-from sizes import slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +56,8 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["ReLU", "scale of attention"], DIFFERENT))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_the_first_line_names_what_differs(name):
     make, texts = DIFFERENT[name]
     start = time.process_time()
@@ -73,12 +73,14 @@ def test_the_first_line_names_what_differs(name):
     assert time.process_time() - start < 60
 
 
+@pytest.mark.slow
 def test_what_both_have_is_not_said_to_differ():
     found = blocks().match()
     assert found.found, found
     assert found.why == ()
 
 
+@pytest.mark.slow
 def test_the_report_says_why_no_more_was_tried():
     found = blocks(post=True).match()
     assert any("no more is to be learned after" in why for why in found.why)

@@ -27,6 +27,7 @@ def assert_right(pair: Pair, found: ta.ModelMatch) -> None:
     assert pair.after(found.migration, fresh) < 1e-4
 
 
+@pytest.mark.slow
 def test_experts_with_gate_and_up_in_one_stack_are_found():
     pair = experts()
     found = pair.match()
@@ -41,7 +42,8 @@ def test_experts_are_found_without_names():
     assert_right(pair, pair.match())
 
 
-@pytest.mark.parametrize("chosen", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [3, 2])
 def test_experts_that_no_token_reaches_follow_the_others_and_are_unseen(chosen):
     pair = experts(chosen=chosen)
     found = pair.match()
@@ -58,6 +60,7 @@ def test_experts_that_no_token_reaches_follow_the_others_and_are_unseen(chosen):
     assert all("names" in mark for mark in marks)
 
 
+@pytest.mark.slow
 def test_queries_keys_and_values_fused_by_groups_are_found():
     pair = grouped()
     assert_right(pair, pair.match())
@@ -69,6 +72,7 @@ def test_groups_are_found_without_names():
     assert_right(pair, pair.match())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["rzn", "zrn", "nzr"])
 def test_gates_that_add_up_follow_the_one_that_does_not(order):
     """Both biases of r and z are added, those of n are not: they tell leaves apart."""

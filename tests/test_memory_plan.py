@@ -97,6 +97,7 @@ def held(tree: Any) -> int:
 # The numbers
 
 
+@pytest.mark.slow
 @optimizers
 def test_each_device_holds_what_the_plan_says(name):
     tx = OPTIMIZERS[name]()
@@ -442,6 +443,7 @@ def test_a_plan_reads_the_same_in_every_form():
     assert repr(report.memory) == f"MemoryPlan({text.splitlines()[0]})"
 
 
+@pytest.mark.slow
 def test_leaves_of_one_form_are_one_line_and_many_are_added_up():
     tree = {f"a{chr(97 + n)}": jnp.ones((4, n + 1)) for n in range(20)}
     plan = ta.summarize(tree, {"**": P("data", None)}, mesh=ABSTRACT_MESH).memory
@@ -450,6 +452,7 @@ def test_leaves_of_one_form_are_one_line_and_many_are_added_up():
     assert sum("float32" in line for line in lines) == 8
 
 
+@pytest.mark.slow
 def test_no_array_is_made_of_a_model_that_fits_nowhere():
     tree = {"w": [jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)] * 8}
     before = jax.live_arrays()
@@ -579,6 +582,7 @@ def show(tmp_path, *arguments, code=0, rules=FILE):
 MESH = ("--mesh", "data=4, model=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tx", "FROZEN"])
 def test_the_command_prints_what_summarize_does(tmp_path, name):
     optimizer = tx() if name == "tx" else FROZEN

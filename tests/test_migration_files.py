@@ -19,7 +19,7 @@ from caps import CAPS
 from command import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sizes import full, some
+from sizes import full
 from test_rules_files import MUTATIONS, TEXT, mutated
 
 import treeadapt as ta
@@ -267,6 +267,7 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name, match):
         ta.load_migration(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_size_and_counts_are_capped_before_work(tmp_path):
     start = time.monotonic()
     with pytest.raises(ta.MigrationError, match="larger than"):
@@ -292,17 +293,16 @@ def test_a_table_of_plain_names_has_no_weight(tmp_path):
     assert load(tmp_path, m.to_toml()) == m
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K30")
 @pytest.mark.parametrize(
     "row",
-    some(
-        [
-            "{a}.{b}.{c}.x%d",
-            "{a=m,mo,model,z%d}.{b=q,layers}.{c=x,1,12}.{x}",
-            "{a}e{b}e{c}e{d}e{l+%d99999}",
-            "{a:**}/{b}r{c}/{d:**}/x%d",
-        ]
-    ),
+    [
+        "{a}.{b}.{c}.x%d",
+        "{a=m,mo,model,z%d}.{b=q,layers}.{c=x,1,12}.{x}",
+        "{a}e{b}e{c}e{d}e{l+%d99999}",
+        "{a:**}/{b}r{c}/{d:**}/x%d",
+    ],
 )
 def test_a_table_of_the_most_weight_is_planned_in_seconds(row, tmp_path):
     paths = [f"model.layers.{n}.attn.{k}.weight" for n in range(50) for k in "abcdef"]
@@ -356,6 +356,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["toml", "json"])
 def test_a_mutated_file_gives_a_typed_error_or_a_migration(tmp_path, kind):
     dice = random.Random(f"migration {kind}")
@@ -400,6 +401,7 @@ def is_read(file: Path) -> bool:
 WORDS = ["rows", "sizes", "from", "to", "drop", "undo", "scale", "pad", "cast", "a : x"]
 
 
+@pytest.mark.slow
 @settings(max_examples=full(100, 30))  # each writes 13 files
 @given(
     st.recursive(

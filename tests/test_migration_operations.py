@@ -33,6 +33,7 @@ def refused(table: Any, **more: Any) -> str:
 # --- repeat ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "complex64", "bool"])
 def test_the_copies_of_a_repeat_must_be_equal_on_the_way_back(kind, dtype):
@@ -148,6 +149,7 @@ def test_half_a_group_of_copies_is_a_part_of_its_own():
     assert joined.plan({"w": w.reshape(-1)}, target).gathered == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_moments_are_repeated_and_come_back():
     tx = optax.adam(1e-2)
@@ -260,6 +262,7 @@ def test_a_filled_payload_of_nan_stays_bit_by_bit():
     assert moved.tobytes() == bits.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P()])
 def test_each_device_fills_from_its_own_shards(tmp_path, spec):
     sharding = NamedSharding(jax.make_mesh((4,), ("x",)), spec)
@@ -309,6 +312,7 @@ def test_a_fill_that_makes_no_sense_is_refused(options):
     assert "its fill is " in refused({"w : a": ("w : a", options)})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_moments_of_a_filled_layer_are_fresh_with_a_warning():
     tx = optax.adam(1e-2)
@@ -363,6 +367,7 @@ def test_what_was_dropped_comes_back_of_a_target_that_has_it():
         DROPPING.inverse(moved, shapes)
 
 
+@pytest.mark.slow
 def test_what_was_dropped_comes_back_through_files(tmp_path):
     source, moved = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     ta.save(source, MASKED)

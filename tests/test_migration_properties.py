@@ -703,6 +703,7 @@ def shapes(leaves: dict[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
     return {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in leaves.items()}
 
 
+@pytest.mark.slow
 @at_length
 @given(tables())
 def test_arrays_are_those_of_numpy_and_come_back(row):
@@ -723,6 +724,7 @@ def test_arrays_are_those_of_numpy_and_come_back(row):
     assert all(repr(name) in str(error.value) for name in names)
 
 
+@pytest.mark.slow
 @at_length
 @given(sums())
 def test_sums_are_those_of_numpy_and_go_to_the_first_source(tmp_path_factory, drawn):
@@ -757,6 +759,7 @@ def _selects(takes: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=full(EXAMPLES * 10, EXAMPLES // 5))  # each is compiled
 @given(tables())
 def test_a_traced_migration_makes_the_same_arrays(row):
@@ -786,6 +789,7 @@ def test_the_random_tables_have_every_option_both_ways():
         assert seen.count(name) >= 3, name
 
 
+@pytest.mark.slow
 @at_length
 @given(tables())
 def test_a_table_and_its_inverse_go_through_a_file(tmp_path_factory, row):
@@ -798,6 +802,7 @@ def test_a_table_and_its_inverse_go_through_a_file(tmp_path_factory, row):
         assert m.inverse.inverse == m
 
 
+@pytest.mark.slow
 @at_length
 @given(tables(), st.randoms(use_true_random=False))
 def test_the_order_of_the_source_never_matters(row, random):
@@ -809,6 +814,7 @@ def test_the_order_of_the_source_never_matters(row, random):
     same(found, row.after)
 
 
+@pytest.mark.slow
 @at_length
 @given(tables())
 def test_shapes_migrate_as_arrays_do(row):
@@ -819,6 +825,7 @@ def test_shapes_migrate_as_arrays_do(row):
     assert m(row.before, target=target).keys() == row.after.keys()
 
 
+@pytest.mark.slow
 @at_length
 @given(tables(), st.data())
 def test_fewer_sizes_give_the_same_arrays_or_an_error(row, data):
@@ -835,6 +842,7 @@ def test_fewer_sizes_give_the_same_arrays_or_an_error(row, data):
     same(found, row.after)
 
 
+@pytest.mark.slow
 @at_length
 @given(tables(), st.data())
 def test_a_leaf_more_or_less_is_an_error_and_never_other_arrays(row, data):
@@ -967,6 +975,7 @@ def patterns(draw: Any) -> tuple[str, str]:
     return found[0], found[1]
 
 
+@pytest.mark.slow
 @at_length
 @given(patterns(), st.lists(st.sampled_from([1, 2, 3, 6]), max_size=4), st.data())
 def test_axes_mean_what_they_mean_to_einops(pattern, shape, data):
@@ -1193,6 +1202,7 @@ def paths_like(draw: Any, segments: list[Segment]) -> str:
     return "/".join(parts)
 
 
+@pytest.mark.slow
 @at_length
 @given(st.data())
 def test_paths_are_cut_as_the_reference_cuts_them(data):

@@ -623,6 +623,7 @@ def test_the_inverse_gives_back_every_bit(make):
     assert {type(leaf) for leaf in found.values()} == {np.ndarray}
 
 
+@pytest.mark.slow
 @each_case
 def test_jitted_code_gives_the_same_arrays(make):
     given = make()
@@ -714,6 +715,7 @@ def swapped(address: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_every_exchange_of_two_axes_is_found_at_prime_sizes(first):
     given = llama(first)

@@ -362,6 +362,7 @@ def test_the_shapes_of_the_target_confirm_a_shorter_group():
 # --- how much is tried ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "target", "name"),
     [

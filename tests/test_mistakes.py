@@ -184,6 +184,7 @@ def test_an_error_about_a_migration_has_its_problems(tmp_path):
     assert set(caught.value.paths) == KERNELS | BIASES | {"c"}
 
 
+@pytest.mark.slow
 def test_a_state_of_arrays_that_change_in_place_is_named():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)

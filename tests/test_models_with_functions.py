@@ -127,6 +127,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_readme_trains_such_a_model():
     readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
     (loop,) = re.findall(r"```python\n(tx = .*?)```", readme, flags=re.DOTALL)
@@ -145,6 +146,7 @@ def test_the_result_has_the_functions_of_the_model(name):
     assert result(jnp.ones(8)).shape == (4,)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_its_arrays_and_the_target_its_functions(tmp_path):
     model = made()
     ta.save(tmp_path / "model", model, max_shard_bytes=600)
@@ -173,6 +175,7 @@ def test_states_are_placed_and_carried():
     assert not report.fresh
 
 
+@pytest.mark.slow
 def test_reports_read_only_its_arrays():
     model = made()
     assert ta.summarize(model, RULES).rows
@@ -196,6 +199,7 @@ OLD = {
 }
 
 
+@pytest.mark.slow
 def test_two_models_give_a_table_and_a_wrong_row_is_found():
     weights = {name: np.ones(shape, "float32") for name, shape in OLD.items()}
     model = made()
@@ -232,6 +236,7 @@ def test_specs_labels_masks_and_parts_have_the_paths_of_its_arrays():
     assert biggest["layers/0/weight"].spec[0] == "data"
 
 
+@pytest.mark.slow
 def test_the_state_of_its_optimizer_is_saved_and_goes_on(tmp_path):
     model, tx = made(), ta.adapt(optax.adam(1e-3))
     state = tx.init(model)

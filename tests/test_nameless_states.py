@@ -139,6 +139,7 @@ def test_the_state_of_params_of_500_levels_is_carried():
     assert_equal(ta.from_state_dict(saved, tuple(saved)), saved)
 
 
+@pytest.mark.slow
 def test_what_looks_alike_is_named():
     # As tuples, the accumulator of AdaGrad and a momentum are one.
     saved = plain(aged(optax.adagrad(1e-2)), tuple)

@@ -127,20 +127,10 @@ CASES = [
 ]
 
 
-#: Those that are compiled the longest and differ the least from others.
-SLOW = [(adapted, "lbfgs"), (layered, "MultiSteps"), (layered, "adam")]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "name"),
-    [
-        pytest.param(
-            *case,
-            marks=[pytest.mark.slow] * (case in SLOW),
-            id=f"{case[0].__name__}-{case[1]}",
-        )
-        for case in CASES
-    ],
+    [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in CASES],
 )
 def test_names_of_params_decide_nothing(answer, name):
     evil, harmless = (

@@ -63,7 +63,8 @@ def same(one, two):
         np.testing.assert_array_equal(one[path], two[path], err_msg=path)
 
 
-@pytest.mark.parametrize("name", some(["hyperparams", "partition", "adapt", "adam"], 4))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hyperparams", "partition", "adapt", "adam"])
 def test_fields_are_read_from_the_optimizer_and_set_in_a_new_state(name):
     model, optimizer = made(TXS[name])
     trained(model, optimizer, 2)
@@ -100,6 +101,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(name, tmp_path):
     same(arrays(trained(model, optimizer, 2)), arrays(wanted))
 
 
+@pytest.mark.slow
 def test_a_stage_of_unfreezing_carries_the_moments_of_the_stage_before():
     model, optimizer = made(TXS["partition"])
     trained(model, optimizer, 3)
@@ -116,6 +118,7 @@ def test_a_stage_of_unfreezing_carries_the_moments_of_the_stage_before():
     assert thawed.step[...] == 4
 
 
+@pytest.mark.slow
 def test_a_sharded_state_stays_where_it_was_put():
     mesh = jax.make_mesh((8,), ("data",))
     model, optimizer = made(TXS["adapt"])

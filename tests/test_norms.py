@@ -122,6 +122,7 @@ def test_a_part_of_a_tree_has_the_norms_of_its_leaves():
     assert ta.tree_norms({}) == {}
 
 
+@pytest.mark.slow
 def test_wide_and_narrow_numbers_are_added_in_float64():
     with jax.enable_x64(True):
         grads = {"a": jnp.full(3, 1e-12), "b": jnp.ones(1, "float32")}
@@ -153,6 +154,7 @@ def test_what_is_refused(rules, order, error, match):
         ta.tree_norms(GRADS, rules, ord=order)
 
 
+@pytest.mark.slow
 def test_sharded_layers_are_summed_where_they_are():
     mesh = jax.make_mesh((8,), ("data",))
     grads = {"blocks": jnp.arange(16 * 8 * 32.0).reshape(16, 8, 32), "b": jnp.ones(64)}

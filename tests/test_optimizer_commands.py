@@ -127,6 +127,7 @@ def test_lint_with_a_tree(rules, model, old, new, says):
     assert f"optimizer: {says}" in out or says in out
 
 
+@pytest.mark.slow
 def test_lint_tries_one_step(rules, model):
     assert "0 findings" in run("lint", model, "--rules", rules, *STEPS)
     sam = 'type = "scale_by_muon"\nweight_dimension_numbers = { "h" = {} }'
@@ -181,6 +182,7 @@ def test_show_of_the_file_alone_lists_its_optimizers(rules):
     assert tomllib.loads(out)["rules"]["**"] == "decay"
 
 
+@pytest.mark.slow
 def test_shared_arguments_are_shown_in_each_group_and_found_in_their_line(rules, model):
     shared = GPT2_FILE.replace("b2 = 0.95\n", "").replace(
         "[optimizers.decay]", "[each]\nb2 = 0.95\n[optimizers.decay]"
@@ -231,6 +233,7 @@ def test_a_mesh_takes_the_optimizer_of_the_file(rules, model):
     assert "adam(learning_rate=1)" in out
 
 
+@pytest.mark.slow
 def test_explain_says_what_trains_a_parameter_and_how_fast(rules, model):
     path = "h/0/mlp/c_fc/kernel"
     out = run("explain", model, path, "--rules", rules)
@@ -413,6 +416,7 @@ def sampled(number: int) -> list[tuple[Config, str, dict[str, Any]]]:
 PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_no_mistake_is_silent_and_none_a_bare_exception(part, tmp_path):
     silent = []

@@ -96,21 +96,8 @@ def test_law_15_the_file_is_the_program_and_the_state_of_partition(row):
         assert texts[0] == texts[1]
 
 
-#: The others train only in ``make test-slow``.
-FAST = ("GPT-2, clipped", "openpi", "Muon, axes", "Brax, injected")
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(
-            each,
-            id=each.name,
-            marks=() if each.name.startswith(FAST) else pytest.mark.slow,
-        )
-        for each in CONFIGS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda each: each.name)
 def test_law_15_a_configuration_trains_as_optax_by_hand(config: Config, tmp_path):
     shapes = {path: np.zeros(shape, "f") for path, shape in config.shapes.items()}
     params = numbers(shapes, 0.5)
@@ -364,6 +351,7 @@ def test_a_refused_type_says_what_to_write(name):
 # What a file may say
 
 
+@pytest.mark.slow
 def test_state_and_update_of_one_file_in_every_form(tmp_path):
     ml_collections = pytest.importorskip("ml_collections")
     document = {
@@ -403,6 +391,7 @@ def test_an_outermost_multi_steps_keeps_its_methods():
 FLAT = ta.to_flat_dict(PARAMS)
 
 
+@pytest.mark.slow
 def test_given_values_replace_those_of_the_file():
     table = {"type": "sgd", "learning_rate": {"given": "rate"}}
     steps = {"given": "steps"}
@@ -422,6 +411,7 @@ def test_given_values_replace_those_of_the_file():
     assert bits_of(rate={"type": "constant_schedule", "value": steps}, steps=2) != want
 
 
+@pytest.mark.slow
 def test_given_holds_what_a_file_cannot():
     table = {
         "type": "add_noise",
@@ -723,6 +713,7 @@ def test_tables_of_patterns_see_the_stacks_of_the_file():
         assert sorted(tx.init(params)) == ["", "blocks"]
 
 
+@pytest.mark.slow
 def test_layers_of_an_array_train_as_on_the_model_unrolled():
     blocks = {"w": jnp.arange(12.0).reshape(4, 3), "b": jnp.ones((4, 1))}
     stacked = {"blocks": blocks, "head": jnp.ones(2)}
@@ -789,6 +780,7 @@ def test_all_findings_are_in_one_error():
     assert error.value.findings[7].startswith("optimizers.all[7].type: ")
 
 
+@pytest.mark.slow
 def test_hostile_documents_are_refused_soon():
     table: Any = SGD
     for _ in range(40):
@@ -961,6 +953,7 @@ def test_a_decay_rate_is_less_than_1(name, argument, rate):
 # Remedies: each does what its message says
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_optax_makes_of_another_is_written_as_that():
     for name, of, rate in (("nadam", "adam", 0.1), ("nadamw", "adamw", 0.1)):
         for said in (name, f"optax.{name}", f"torch.optim.{name.title()}"):
@@ -995,6 +988,7 @@ def test_a_label_that_means_frozen_is_said_to_be_frozen(label):
     assert tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]["out"].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "cure"),
     [
@@ -1045,6 +1039,7 @@ def quoted(inner: "Tx", every: "int", rate: "optax.ScalarOrSchedule") -> "Unknow
     return bare(inner, every, rate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [bare, in_text, quoted])
 def test_annotations_of_the_callers_factories_may_be_texts(make):
     rate = {"type": "constant_schedule", "value": 0.1}

@@ -84,6 +84,7 @@ def test_law_5_every_tree_runs_the_program_of_optaxs_partition(row):
     assert program(step, grads, state, params) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit", "scan"])
 def test_law_5_several_steps_give_the_bits_of_optaxs_partition(mode):
     tree = two_layers(ModelTuple, LayerTuple)
@@ -171,6 +172,7 @@ def nodes(make: Any, leaves: int, groups: int) -> int:
     return jax.tree.structure(make(*args).init(params)).num_nodes
 
 
+@pytest.mark.slow
 def test_state_grows_with_leaves_plus_groups():
     def interaction(make):
         one, two = (nodes(make, n, 10) - nodes(make, n, 1) for n in (20, 40))
@@ -203,6 +205,7 @@ def calls(leaves: int, groups: int) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_trace_work_grows_with_leaves_plus_groups():
     per_group = [calls(leaves, 12) - calls(leaves, 2) for leaves in (20, 40)]
     assert per_group[1] < 1.1 * per_group[0]
@@ -225,6 +228,7 @@ def quadratic(params: Any) -> jax.Array:
     return sum(jnp.sum((x - 0.5) ** 2) for _, x in sorted(flat.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["frozen", "sgd"])
 def test_a_line_search_sees_the_other_leaves_as_they_are(frozen):
     model = mlp()
@@ -429,6 +433,7 @@ def test_a_message_about_many_leaves_is_short():
 # Inside other things, and other things inside
 
 
+@pytest.mark.slow
 def test_it_nests():
     model = two_layers(ModelTuple, LayerTuple)
     inner = ta.partition(
@@ -509,6 +514,7 @@ def test_a_class_in_place_of_a_transformation_is_reported_as_one():
             make(optax.MultiSteps)
 
 
+@pytest.mark.slow
 def test_a_missing_argument_of_a_loss_stays_its_own_error():
     def loss(params, *, scale):
         return scale * jnp.sum(params["w"] ** 2)

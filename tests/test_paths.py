@@ -159,6 +159,7 @@ numbers = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(numbers, numbers)
 def test_equal_keys_have_equal_text(one, two):
     try:
@@ -168,6 +169,7 @@ def test_equal_keys_have_equal_text(one, two):
     assert (texts[0] == texts[1]) == (one == two)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(numbers, numbers), max_size=3))
 def test_equal_pairs_have_equal_text(pairs):
     same = [tuple(pair) for pair in pairs]

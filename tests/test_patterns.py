@@ -326,6 +326,7 @@ def test_escape_of_a_long_name_is_a_pattern(char):
     assert matcher.match_path(name[:-2]) == 0
 
 
+@pytest.mark.slow
 @given(
     st.text("ab/!re:*?[]{}<>\\,-.0^\n", max_size=12),
     st.text("ab/!re:*?[]{}<>\\,-.0^\n", max_size=12),

@@ -72,11 +72,13 @@ def test_updates_of_layers_are_those_of_the_unrolled_model(name):
     assert distance(case, LAYERS, by_layer=True) <= FAR.get(name, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", full(OF_ARRAYS, ("lamb",)))
 def test_the_law_of_layers_can_fail(name):
     assert distance(transformations.BY_NAME[name], LAYERS, by_layer=False) > 0.01
 
 
+@pytest.mark.slow
 def test_a_norm_over_all_leaves_is_one_over_a_layer_inside():
     case = Case("norm", lambda: optax.clip_by_global_norm(1.0))
     assert distance(case, 3, by_layer=False) < 1e-6
@@ -87,12 +89,10 @@ def kernels_decayed():
     return optax.lamb(0.1, weight_decay=0.5, mask=ta.leaf(ndim=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "twin",
-    slow_but(
-        ("dict of experts",),
-        full(tuple(BY_NAME), ("Linen, boxes, axis 1", "dict of experts")),
-    ),
+    full(tuple(BY_NAME), ("Linen, boxes, axis 1", "dict of experts")),
 )
 def test_layers_of_any_library_and_axis_update_as_unrolled_ones(twin):
     twin = BY_NAME[twin]
@@ -135,6 +135,7 @@ def test_copies_of_params_hold_layers_where_the_params_do(twin):
     assert found == params
 
 
+@pytest.mark.slow
 def test_a_group_of_some_layers_runs_on_each_of_them():
     table = {
         "blocks/{0..1}": "frozen",
@@ -167,6 +168,7 @@ def test_a_group_of_some_layers_runs_on_each_of_them():
     assert len(report.carried) == len(jax.tree.leaves(state))
 
 
+@pytest.mark.slow
 def test_moments_of_layers_stay_when_more_of_them_train():
     def partition(table):
         tx = ta.per_layer(optax.lamb(0.1), STACKS)
@@ -189,6 +191,7 @@ def test_moments_of_layers_stay_when_more_of_them_train():
         assert not moment[:5].any()
 
 
+@pytest.mark.slow
 def test_a_state_keeps_its_types_in_a_scan_and_equals_that_of_single_steps():
     params = model()
     tx = ta.per_layer(
@@ -208,6 +211,7 @@ def test_a_state_keeps_its_types_in_a_scan_and_equals_that_of_single_steps():
     assert close(scanned, single)
 
 
+@pytest.mark.slow
 def test_a_state_goes_to_per_layer_and_back():
     params = model()
     plain, layered = ta.adapt(optax.adam(0.1)), ta.per_layer(optax.adam(0.1), STACKS)
@@ -234,6 +238,7 @@ def test_a_state_says_where_it_holds_params():
     assert state.v["blocks/norm/scale"] == P("a", "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacks", [STACKS, {"blocks": 0, "blocks/inner": 1}])
 def test_an_update_traces_no_init_and_the_update_once(stacks):
     inner = optax.lamb(1e-2)
@@ -255,6 +260,7 @@ def test_an_update_traces_no_init_and_the_update_once(stacks):
     assert traced == ["update"] * len(stacks)
 
 
+@pytest.mark.slow
 def test_every_leaf_of_the_state_has_an_axis_of_layers():
     make = ta.inject_hyperparams(optax.adam)
     tx = ta.per_layer(make(optax.linear_schedule(0.1, 0.01, 5)), STACKS)
@@ -277,6 +283,7 @@ def test_one_number_fills_a_field_of_every_layer():
         ta.tree_set(state, learning_rate=jnp.ones(2))
 
 
+@pytest.mark.slow
 def test_a_state_that_kept_counts_once_is_carried():
     params = model()
     tx = ta.per_layer(ta.inject_hyperparams(optax.adam)(0.1), STACKS)
@@ -309,6 +316,7 @@ def test_counts_that_differ_between_layers_are_no_one_number():
     assert "0/count" not in report.carried
 
 
+@pytest.mark.slow
 def test_extra_arguments_like_the_params_are_divided_into_layers():
     def update(updates, state, params=None, *, hessian, scale, **extra):
         seen.append((shapes(updates), shapes(hessian), shapes(scale)))
@@ -327,6 +335,7 @@ def test_extra_arguments_like_the_params_are_divided_into_layers():
     assert (layer, layer, {"by": ()}) in seen
 
 
+@pytest.mark.slow
 def test_masks_see_the_shapes_of_one_layer():
     params = model()
     kernels = {path: path.endswith("kernel") or path == "embed" for path in params}
@@ -343,6 +352,7 @@ def test_masks_see_the_shapes_of_one_layer():
         assert {path: bool(update.any()) for path, update in updates.items()} == kernels
 
 
+@pytest.mark.slow
 def test_a_part_without_leaves_has_no_state():
     params = {path: leaf for path, leaf in model().items() if "blocks" in path}
     tx = ta.per_layer(optax.flatten(optax.adam(0.1)), STACKS)
@@ -353,6 +363,7 @@ def test_a_part_without_leaves_has_no_state():
     assert close(updates, step(plain, params, plain.init(params))[0])
 
 
+@pytest.mark.slow
 def test_layers_may_be_sharded_over_explicit_axes():
     kind = jax.sharding.AxisType.Explicit
     mesh = jax.make_mesh((2, 4), ("l", "x"), axis_types=(kind, kind))
@@ -367,6 +378,7 @@ def test_layers_may_be_sharded_over_explicit_axes():
             assert jax.tree.map(lambda leaf: leaf.sharding.spec, tree) == specs
 
 
+@pytest.mark.slow
 def test_layers_of_a_model_that_is_not_stacked_are_leaves():
     flat = numbers(unrolled(3), 0.5)
     one, two = ta.per_layer(optax.lamb(0.1), STACKS), ta.adapt(optax.lamb(0.1))
@@ -445,6 +457,7 @@ def test_stacks_that_do_not_fit_are_errors():
         ta.per_layer(optax.adam, STACKS)
 
 
+@pytest.mark.slow
 def test_leaves_outside_of_a_stack_of_the_whole_tree_have_a_part_of_their_own():
     params = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 2)), "head": jnp.ones((3, 2))}
     tx = ta.per_layer(optax.lamb(0.1), {"": 0, "head": None})

@@ -64,6 +64,7 @@ def written(value: Any, is_long: Iterator[bool]) -> str:
     return f'"""\n{value}"""' if is_text and next(is_long) else json.dumps(value)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_the_line_of_a_key_is_the_one_on_which_it_is_written(data):
     numbers = itertools.count()

@@ -208,6 +208,7 @@ def test_one_damaged_entry_of_a_flat_dict_is_named(plan, damage, data):
     assert_names_only(path, lambda: ta.from_flat_dict(tree, flat))
 
 
+@pytest.mark.slow
 @given(any_plan, st.sampled_from(["missing", "extra", "shape", "dtype"]), st.data())
 def test_one_damaged_entry_of_a_state_dict_is_named(plan, damage, data):
     tree = clean(plan)
@@ -274,6 +275,7 @@ def twin(plan, draw):
     return Node(plan.kind, keys, tuple(twin(child, draw) for child in plan.children))
 
 
+@pytest.mark.slow
 @given(plans, st.data())
 def test_equal_structures_have_equal_paths(plan, data):
     tree = clean(plan)

@@ -57,6 +57,7 @@ def test_selectors_and_rules_show_what_is_for_users():
         assert all(hasattr(thing, name) for name in public)
 
 
+@pytest.mark.slow
 def test_help_begins_with_ten_names_and_has_all_others_by_task_errors_last():
     text = pydoc.plain(pydoc.render_doc(ta))
     first, others = ta.__doc__.split("All others, by task::")

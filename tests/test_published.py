@@ -311,6 +311,7 @@ def test_tables_lists_layouts_and_tables():
     assert "Did you mean 'tunix'?" in wrong.output
 
 
+@pytest.mark.slow
 def test_convert_goes_to_a_layout_and_back(folder, tmp_path):
     run, back = tmp_path / "run.safetensors", tmp_path / "back"
     result = invoke("convert", folder, run, "--migration", "tunix")
@@ -326,6 +327,7 @@ def test_convert_goes_to_a_layout_and_back(folder, tmp_path):
     assert not ta.tree_diff(ta.load(back), ta.load(folder), values=True)
 
 
+@pytest.mark.slow
 def test_lint_explain_and_show_take_names(folder, tmp_path):
     target = tmp_path / "target.schema.toml"
     ta.save(target, ta.load(folder, migration="tunix"))
@@ -351,6 +353,7 @@ def test_lint_explain_and_show_take_names(folder, tmp_path):
 # --- what is near, and what is not ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tunix/llama", "tunix/qwen2", "flax/vit"])
 def test_a_table_of_a_near_type_says_what_it_lacks(folder, name):
     with pytest.raises(ta.MigrationError, match="no row takes") as caught:

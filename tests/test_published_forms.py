@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from sizes import some
 
 import treeadapt as ta
 
@@ -104,7 +105,7 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "model_type", "old", "new"), SPELLINGS)
+@pytest.mark.parametrize(("layout", "model_type", "old", "new"), some(SPELLINGS))
 def test_files_of_other_spellings_give_the_same_params_and_come_back(
     layout, model_type, old, new
 ):
@@ -163,6 +164,7 @@ ALWAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "model_type"), [t for t in TABLES if "copy = true" in TABLES[t]]
 )
@@ -206,7 +208,7 @@ def with_a_head(layout, model_type):
     return m, weights, target, place
 
 
-@pytest.mark.parametrize(("layout", "model_type"), TIED)
+@pytest.mark.parametrize(("layout", "model_type"), some(TIED))
 @pytest.mark.parametrize("file_has_head", [False, True])
 @pytest.mark.parametrize("model_has_head", [False, True])
 def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(
@@ -231,6 +233,7 @@ def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(
             untied(weights, target)
 
 
+@pytest.mark.slow
 def test_files_of_the_base_model_of_bart_lack_a_bias_of_zeros(tmp_path):
     folder = FOLDER / "bart" / "1"
     m, weights = ta.load_migration("flax", config=folder), weights_of(folder)

@@ -337,6 +337,7 @@ def expected(name: str, leaves: dict[str, np.ndarray], path: str) -> np.ndarray:
     return stack(layers, f"mlp.{middle}{kind}_proj")
 
 
+@pytest.mark.slow
 @each_model
 def test_values_are_those_of_the_formula(name, tmp_path):
     sizes = TINY[name]
@@ -373,6 +374,7 @@ def test_values_are_those_of_the_formula(name, tmp_path):
         )
 
 
+@pytest.mark.slow
 @each_model
 def test_rows_of_decoded_leaves_make_the_same_and_have_a_way_back(name, tmp_path):
     """Those of ``docs/examples``; a way back gives what the codes and scales mean."""

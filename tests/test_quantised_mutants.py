@@ -143,6 +143,7 @@ def has_same_bytes(form, other):
     return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_a_changed_part_or_configuration_never_gives_another_number(tmp_path):
     draw, outcomes = random.Random(0), {True: 0, False: 0}
     forms = [published(name) for name in EVERY]

@@ -618,6 +618,7 @@ def test_lazy_loading_does_not_change_the_rank(order, run):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "path"),
     [

@@ -213,15 +213,18 @@ def reads_everything(url: str, folder: Path, query: str = "") -> None:
     assert ta.load(f"{url}/s.schema.toml{query}").keys() == TREE.keys()
 
 
+@pytest.mark.slow
 def test_all_formats_are_read_from_a_store_of_objects(tmp_path, memory):
     reads_everything(memory(written(tmp_path)), tmp_path)
 
 
+@pytest.mark.slow
 def test_all_formats_are_read_from_a_web_server(tmp_path, web):
     web.delay_s = 0.001
     reads_everything(web.url, written(tmp_path), SECRET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", "/"])
 def test_a_folder_on_a_web_server_is_that_of_its_usual_files(name, tmp_path, web):
     (tmp_path / "a").mkdir()
@@ -262,6 +265,7 @@ def as_process(monkeypatch, process: int, count: int) -> None:
     monkeypatch.setattr(save_load, "placed", lambda _, array, __: array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("process", "count"), [(0, 1), (0, 4), (2, 4), (7, 8)])
 @pytest.mark.parametrize("table", [None, STACK])
 def test_no_more_is_read_than_headers_and_the_shards_of_a_process(
@@ -356,6 +360,7 @@ def test_sixteen_requests_are_under_way_at_a_time(tmp_path, web, monkeypatch):
         assert len(web.requests) >= len(many)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [None, {"{x} : a b": "k/{x} : b a"}])
 def test_no_more_than_asked_for_is_in_flight(table, tmp_path, web, monkeypatch):
     many = {f"w{n:02}": np.full((512, 512), n, np.float32) for n in range(12)}
@@ -462,6 +467,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_a_request_that_is_slow_is_no_failure(tmp_path, web, monkeypatch):
     monkeypatch.setattr(remote, "_SILENCE_S", 0.4)
     monkeypatch.setattr(remote, "_WAITS_S", ())
@@ -470,6 +476,7 @@ def test_a_request_that_is_slow_is_no_failure(tmp_path, web, monkeypatch):
     same(ta.load(f"{web.url}/m.safetensors", where="h.0.b"), {"h.0.b": LARGE["h.0.b"]})
 
 
+@pytest.mark.slow
 def test_after_silence_half_of_a_range_is_asked_for(tmp_path, web, monkeypatch):
     monkeypatch.setattr(remote, "_SILENCE_S", 0.2)
     monkeypatch.setattr(remote, "_WAITS_S", ())
@@ -484,6 +491,7 @@ def test_after_silence_half_of_a_range_is_asked_for(tmp_path, web, monkeypatch):
     same(ta.load(f"{web.url}/m.safetensors"), LARGE)
 
 
+@pytest.mark.slow
 def test_where_many_requests_hang_fewer_are_made_with_a_smaller_limit(
     tmp_path, web, monkeypatch
 ):
@@ -590,6 +598,7 @@ SECRETS = ["s3cr3t", "a@s3cr3t", "a s3cr3t", "a'\"s3cr3t", "a/s3cr3t", "a%40s3cr
 SECRETS += ["a?s3cr3t", "a#s3cr3t", "a)>]s3cr3t", "a://s3cr3t", "a\ts3cr3t"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("place", ["password", "user", "query", "fragment"])
 def test_the_secrets_of_a_url_are_never_shown(
@@ -744,6 +753,7 @@ def test_a_configuration_in_a_store_is_read_for_a_published_table(tmp_path, memo
 # --- servers as they are ---
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_an_error_in_time(tmp_path, web, monkeypatch):
     monkeypatch.setattr(remote, "_LIMIT_S", 0.2)
     monkeypatch.setattr(remote, "_WAITS_S", (0.0,))

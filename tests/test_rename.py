@@ -57,6 +57,7 @@ def test_abstract_leaves_stay_abstract():
     assert renamed["layers/0/weight"] == jax.ShapeDtypeStruct((3, 2), jnp.float32)
 
 
+@pytest.mark.slow
 def test_a_linen_model_becomes_an_equinox_one():
     class Mlp(nn.Module):
         @nn.compact
@@ -152,6 +153,7 @@ def test_all_that_is_wrong_is_told_at_once():
     assert "'same': 'a/w', 'b/w'" in text
 
 
+@pytest.mark.slow
 def test_a_large_mismatch_is_a_small_error():
     names = [f"layers/{2 * n}/{'x' * 100}" for n in range(5_000)]
     with pytest.raises(ta.MigrationError) as caught:
@@ -216,6 +218,7 @@ def test_an_empty_segment_is_kept():
     assert list(ta.Migration({"a/{x:**}": "{x}"})({"a//b/": 1})) == ["/b/"]
 
 
+@pytest.mark.slow
 def test_the_work_of_renaming_grows_with_rows_and_not_their_square():
     def calls(count):
         names = [f"block_{i}/w{j}" for i in range(count) for j in range(10)]

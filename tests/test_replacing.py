@@ -108,6 +108,7 @@ def test_files_added_to_the_folder_during_writing_stay(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_steps_is_read_at_the_last_complete_one(tmp_path):
     root = with_items(tmp_path / "runs")
     (root / "11.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
@@ -260,6 +261,7 @@ def test_a_load_never_mixes_two_saves(name, tmp_path, monkeypatch):
         ta.load(path, TREE)
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_one_of_several_concurrent_writers_wins_completely(

@@ -182,6 +182,7 @@ def test_labels_that_read_alike_are_kept_apart():
     assert [line.split()[0] for line in shown.splitlines()[-2:]] == ["1", "'1'"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_a_report_of_layers_adds_up_to_that_of_the_unrolled_model(twin):
     table = {"**/*{1,3}/**": "odd", f"**/{twin.kernel}": "rate", "**/norm": "norm"}
@@ -263,6 +264,7 @@ def test_a_plan_of_layers_holds_what_the_plan_of_the_unrolled_model_holds():
     assert [array.path for array in part.arrays] == ["blocks/w"]
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_no_pattern_says_how_its_paths_end():
     attention = linen.MultiHeadDotProductAttention(num_heads=2)
     params = attention.init(jax.random.key(0), jnp.ones((5, 8)))["params"]

@@ -349,6 +349,7 @@ def test_the_same_structure_is_checked_again_when_leaves_change():
     assert by_shape({"a": array(2, 2), "b": array(1)}) == {"a": 2, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules", [{"x" * 3_000: 1}, {f"nothing_{n}": n for n in range(300)}, {"a/0": 1}]
 )
@@ -723,6 +724,7 @@ def decay(name):
     return 0.0 if "norm" in name or name.endswith(ends) else 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rules", "slow", "counts"),
     [
@@ -757,6 +759,7 @@ def test_everything_is_decided_the_same_with_a_default(model):
     )
 
 
+@pytest.mark.slow
 def test_fifty_rules_at_once_decide_as_one_by_one():
     names = names_of("mixtral")
     rules = [
@@ -795,6 +798,7 @@ WHERE = st.one_of(
 TABLE = st.lists(st.tuples(WHERE, st.integers(0, 3)), max_size=5)
 
 
+@pytest.mark.slow
 @given(PATHS, TABLE, st.data())
 def test_the_first_match_wins_as_in_a_slow_loop(paths, table, data):
     tree = {
@@ -815,6 +819,7 @@ def test_the_first_match_wins_as_in_a_slow_loop(paths, table, data):
         assert where == [type(v) is int and v == label for v in want]
 
 
+@pytest.mark.slow
 @given(PATHS, TABLE)
 def test_reports_agree_with_a_slow_count(paths, table):
     tree = {"t": {path: array() for path in paths}}
@@ -839,6 +844,7 @@ def test_reports_agree_with_a_slow_count(paths, table):
         assert any(select(tree, table[index][0], unused="ignore"))
 
 
+@pytest.mark.slow
 @given(PATHS, TABLE, st.randoms(use_true_random=False))
 def test_labels_do_not_depend_on_insertion_order(paths, table, random):
     tree = {path: array(1) for path in paths}

@@ -121,6 +121,7 @@ WHERE = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=full(500, 100))  # each writes a file
 @given(
     st.lists(st.tuples(WHERE, LABEL), min_size=1, max_size=4),
@@ -349,6 +350,7 @@ def test_regular_expressions_are_allowed_for_trusted_files(tmp_path):
     assert load(tmp_path, text, allow_regex=True) == ta.Rules({"re:.*/w": 1})
 
 
+@pytest.mark.slow
 def test_size_and_counts_are_capped_before_work(tmp_path):
     start = time.monotonic()
     with pytest.raises(ta.RulesFileError, match="larger than"):
@@ -374,6 +376,7 @@ def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
         ta.load_rules(3)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K30")
 def test_patterns_with_too_much_total_weight_are_refused(tmp_path):
     rows = [f'"{place}{{a,b}}*{"x" * 990}" = 1' for place in range(1_000, 1_250)]
@@ -455,6 +458,7 @@ def mutated(seed: str, dice: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "read"), SEEDS)
 def test_a_mutated_file_gives_a_typed_error_or_rules(tmp_path, kind, read):
     dice = random.Random(f"{kind} {read.__qualname__}")
@@ -486,6 +490,7 @@ def is_read(read: Any, file: Path, **options: Any) -> bool:
 TREE = {"a": {"b": np.ones(1), "c": np.ones(1)}, "policy": {"bias": np.ones(2)}}
 
 
+@pytest.mark.slow
 @settings(max_examples=full(300, 50))  # each writes four files
 @given(
     st.recursive(

@@ -200,6 +200,7 @@ def handwritten(write: Callable[..., Any], dtype: str | None) -> Any:
     return write(dtype, None if dtype is None else jnp.uint16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_the_program_costs_what_a_handwritten_one_does(kind, dtype):
@@ -225,6 +226,7 @@ def test_the_program_costs_no_more_than_other_handwritten_ones(dtype):
         assert of_migration.accessed_bytes <= 1.1 * of_other.accessed_bytes
 
 
+@pytest.mark.slow
 def test_half_the_bytes_are_sent_if_the_sampler_has_bfloat16():
     whole, half = (
         cost(migration(dtype), trained("dict")) for dtype in (None, "bfloat16")
@@ -234,6 +236,7 @@ def test_half_the_bytes_are_sent_if_the_sampler_has_bfloat16():
         assert 2 * half.sizes_bytes[operation] == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_every_step_gives_the_sampler_the_weights_of_the_trainer(kind, dtype):
@@ -253,6 +256,7 @@ def test_every_step_gives_the_sampler_the_weights_of_the_trainer(kind, dtype):
     assert push._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_the_old_weights_of_the_sampler_lend_their_memory_to_the_new_ones():
     m, places, tree = migration("bfloat16"), shardings(sampler_mesh()), trained("dict")
     plain = jax.jit(m, out_shardings=places)
@@ -286,6 +290,7 @@ def test_the_next_step_may_donate_what_the_sampler_has():
     assert weights["scale"].tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["other devices", "another order"])
 def test_other_devices_get_shards_as_the_sampler_has_them(order):
     there = DEVICES[4:] if order == "other devices" else DEVICES[:4][::-1]
@@ -329,6 +334,7 @@ def bytes_on(devices: Any, known: set[int]) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 4, 20])
 def test_chunks_to_other_devices_need_memory_for_one_chunk(parts):
     training, sampling = DEVICES[:4], DEVICES[4:]
@@ -366,6 +372,7 @@ def test_chunks_to_other_devices_need_memory_for_one_chunk(parts):
     assert bytes_on(training, known) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operation", [{"scale": 3.0}, {"offset": 0.1}, {"multiply": True}], ids=str
 )

@@ -41,6 +41,7 @@ def test_the_first_rule_that_matches_gives_the_factor():
     assert (updates.out.w[0, 0], updates.out.b[0], updates.hidden.b[0]) == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_it_equals_a_group_for_each_factor():
     model = mlp()
     grads = eqx.filter(model, eqx.is_array)
@@ -75,6 +76,7 @@ def test_rules_may_be_bound_and_read_classes():
         assert moved == ["1/w"]
 
 
+@pytest.mark.slow
 def test_dtypes_stay():
     tree = {"c": jnp.ones(2, jnp.complex64), "h": jnp.ones(2, jnp.bfloat16)}
     tx = ta.scale_by_rules({"c": 2j, "h": jnp.float32(0.1)})
@@ -196,6 +198,7 @@ def test_init_names_rules_that_do_not_fit(rules, error, words):
         ta.scale_by_rules(rules).init(params)
 
 
+@pytest.mark.slow
 def test_a_factor_of_zero_can_be_learned():
     def update(factor):
         tx = ta.scale_by_rules({"a": factor, "b": [0.0, 1.0]})

@@ -29,6 +29,7 @@ every_twin = pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 COMPUTED = ("Linen, boxes, axis 1", "nnx, metadata", "dict of experts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", full(tuple(BY_NAME)[:-1], COMPUTED))
 def test_both_twins_compute_the_same(name, standard_promotion):
     del standard_promotion
@@ -43,6 +44,7 @@ def test_both_twins_compute_the_same(name, standard_promotion):
     np.testing.assert_allclose(scanned, unrolled, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @every_twin
 def test_stack_undoes_unroll(twin):
     model = twin.scanned()
@@ -80,6 +82,7 @@ def test_boxes_name_the_axis_of_layers_where_a_transform_has_a_name(twin):
             assert names.index("layers") == shape.index(LAYERS), path
 
 
+@pytest.mark.slow
 def test_arrays_without_a_box_have_no_names():
     def kernels(init, names):
         return nn.with_partitioning(init, names) if len(names) == 2 else init
@@ -90,6 +93,7 @@ def test_arrays_without_a_box_have_no_names():
         assert (names is not None) == ("kernel" in path), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

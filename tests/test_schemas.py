@@ -91,6 +91,7 @@ def text_of(*leaves, head="version = 1"):
 # What is in it.
 
 
+@pytest.mark.slow
 def test_a_schema_has_one_line_a_leaf_in_the_order_of_the_tree(schema):
     assert lines(schema) == LINES
     assert re.fullmatch(
@@ -205,6 +206,7 @@ def test_a_schema_gives_abstract_leaves(schema):
     }
 
 
+@pytest.mark.slow
 def test_a_schema_is_a_target(schema, tmp_path):
     tree = everything()
     ta.save(tmp_path / "x.safetensors", tree)
@@ -319,6 +321,7 @@ def test_the_hash_is_that_of_the_checkpoint_in_every_format(row, tmp_path):
     assert "" not in found
 
 
+@pytest.mark.slow
 def test_the_hash_of_a_tree_with_everything(schema, tmp_path):
     tree = everything()
     ta.save(tmp_path / "x.safetensors", tree)
@@ -368,6 +371,7 @@ def test_a_leaf_under_an_empty_key_is_not_tied(tmp_path):
         same(ta.load(tmp_path / name, tree), tree)
 
 
+@pytest.mark.slow
 def test_orbax_keeps_ties(tmp_path):
     ta.save(tmp_path / "x", everything(), where=["embed", "head", "step"])
     assert ties_of(tmp_path / "x") == {"head/w": "embed/w"}
@@ -416,6 +420,7 @@ def test_a_file_that_another_program_changed_is_read_with_a_warning(tmp_path):
     same(ta.load(path), content)
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_program_changed_is_read_with_a_warning(tmp_path):
     ta.save(tmp_path / "x", {"a": np.ones(2), "b": 3})
     file = tmp_path / "x" / "_METADATA"
@@ -463,6 +468,7 @@ def test_marks_of_leaves_that_another_program_removed_are_named(tmp_path):
     assert "says that 'step' is a 'number' but lacks it" in complaint(a=tied)
 
 
+@pytest.mark.slow
 def test_ties_of_an_orbax_folder_must_be_equal_leaves(tmp_path):
     weight = jnp.ones(3)
     ta.save(tmp_path / "x", {"a": weight, "b": weight, "c": jnp.ones(2)})
@@ -537,6 +543,7 @@ def test_hostile_schemas_are_short_errors(case, tmp_path):
         assert "\x1b" not in message
 
 
+@pytest.mark.slow
 def test_a_cut_or_changed_schema_either_raises_or_loads(schema):
     lines = schema.read_bytes().splitlines(keepends=True)
     rng = np.random.default_rng(0)

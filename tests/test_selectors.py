@@ -270,6 +270,7 @@ def test_selectors_do_not_change():
         ta.glob("a").plain = "b"
 
 
+@pytest.mark.slow
 def test_a_filter_spec_of_a_callable_module_leads_to_its_paths():
     spec = eqx.tree_at(
         lambda m: m.weight, eqx.nn.Linear(2, 1, key=jax.random.key(0)), True
@@ -308,6 +309,7 @@ class Mlp(nnx.Module):
         self.norm = nnx.BatchNorm(3, rngs=rngs)
 
 
+@pytest.mark.slow
 def test_a_selector_is_an_nnx_filter():
     model = Mlp(nnx.Rngs(0))
     assert list(nnx.state(model, ta.glob("l2"))) == ["l2"]
@@ -318,6 +320,7 @@ def test_a_selector_is_an_nnx_filter():
     assert (list(head), list(stats), sorted(rest)) == (["l2"], ["norm"], ["l1", "norm"])
 
 
+@pytest.mark.slow
 def test_nnx_optimizer_takes_a_selector():
     model = Mlp(nnx.Rngs(0))
     before = np.asarray(model.l1.kernel[...])
@@ -497,6 +500,7 @@ def test_a_full_tree_is_looked_for_where_it_is_named():
             ta.param_mask(HOLES, where)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("E30")
 def test_a_typo_is_reported_in_a_model_with_holes():
     model = eqx.filter(
@@ -573,6 +577,7 @@ def test_dots_are_suggested_for_slashes_in_published_names(pattern, proposed, co
 BACKTRACKING = "(.|.)" * 45 + "x"
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K2")
 @pytest.mark.parametrize(
     "hostile",
@@ -581,7 +586,7 @@ BACKTRACKING = "(.|.)" * 45 + "x"
         *(BACKTRACKING, f"x/re:{BACKTRACKING}", f"params/re:{BACKTRACKING}"),
         *(f"[re:]{BACKTRACKING}", "?*/" * 1_300 + "a"),
         *(".*.*.*.*x", "re:(a|a)(a|a)(a|a)x"),
-        pytest.param("re:a*a*a*x", marks=pytest.mark.slow),
+        "re:a*a*a*x",
     ],
     ids=lambda text: text[:12],
 )
@@ -914,6 +919,7 @@ def test_selectors_that_people_use(use):
     assert len(found) == count
 
 
+@pytest.mark.slow
 def test_the_tree_decides_which_layers_are_last():
     names = names_of("qwen3_moe")
     last = _last(names, "model/language_model/layers/", 4)
@@ -963,6 +969,7 @@ def slow(where: Any, path: str) -> bool:
     return folds[kind](parts)
 
 
+@pytest.mark.slow
 @given(PATHS, SPEC)
 def test_selectors_agree_with_a_slow_reference(paths, spec):
     tree = functools.reduce(lambda t, p: t | {p: array(1)}, paths, {})
@@ -1114,6 +1121,7 @@ def test_what_is_not_a_selector_is_refused_whatever_it_holds(spec):
 LETTERS = st.sampled_from(["a", "b", "ab", "1", "2", "12"])
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(LETTERS, min_size=1, max_size=3).map("/".join),

@@ -103,6 +103,7 @@ def test_small_is_below_two_to_the_sixteen_unless_said():
     assert shard_largest("data") == shard_largest("data", min_size=2**16)
 
 
+@pytest.mark.slow
 @copies_are_fine
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]), max_size=4).map(tuple),

@@ -238,6 +238,7 @@ def step_of(tx: Any) -> Callable[..., Any]:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("J8")
 @each_transformation
 @optax_maths
@@ -257,6 +258,7 @@ def test_params_rest_and_state_are_donated_and_stay(name, kind):
     assert all(same)
 
 
+@pytest.mark.slow
 @each_transformation
 @optax_maths
 def test_jit_takes_shardings_of_params_rest_and_state(name, kind):
@@ -272,6 +274,7 @@ def test_jit_takes_shardings_of_params_rest_and_state(name, kind):
     )
 
 
+@pytest.mark.slow
 @each_transformation
 @optax_maths
 def test_a_step_on_a_mesh_has_the_numbers_of_one_device(name, kind):
@@ -288,6 +291,7 @@ def test_a_step_on_a_mesh_has_the_numbers_of_one_device(name, kind):
     )
 
 
+@pytest.mark.slow
 @both_meshes
 def test_conversions_in_jit_keep_shardings_and_add_no_operation(kind):
     params, rest, _ = placed(kind)
@@ -299,6 +303,7 @@ def test_conversions_in_jit_keep_shardings_and_add_no_operation(kind):
     assert not jax.make_jaxpr(there_and_back)(params, rest).eqns
 
 
+@pytest.mark.slow
 @both_meshes
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("is_traced", [False, True])

@@ -772,6 +772,7 @@ def test_functions_among_the_params_stay():
     assert state[0].mu["w"].sharding.spec == P("data")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 10, 2),
     reason="that JAX compiles nothing for the host memory of several CPU devices",
@@ -803,6 +804,7 @@ def test_a_memory_kind_is_that_of_the_whole_state(kind, memory, is_abstract):
         assert hosted == jax.tree.map(lambda x: x.with_memory_kind(memory), usual)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 10, 2),
     reason="that JAX compiles nothing for the host memory of several CPU devices",

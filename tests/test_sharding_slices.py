@@ -59,6 +59,7 @@ def stepping(tx: Any) -> Any:
     return step
 
 
+@pytest.mark.slow
 @every
 def test_state_of_a_slice_is_sharded_as_its_array(kind, where):
     spec, of_slice = SPECS[where]
@@ -109,6 +110,7 @@ def test_the_memory_of_a_line_search_is_sharded_behind_its_first_axis():
     assert memory.spec == P(None, "data", "model", None)
 
 
+@pytest.mark.slow
 @every
 def test_sharded_slices_are_carried_bit_for_bit(kind, where):
     params, tx = params_on(kind, SPECS[where][0]), from_layer(adam, 4)
@@ -158,6 +160,7 @@ def test_slices_meet_the_leaf_of_their_array():
     assert mu == {"blocks/{4..7}/w": "the kernel", "head": "the head"}
 
 
+@pytest.mark.slow
 def test_a_stored_gradient_of_some_layers_is_computed_again():
     stacks = {"blocks": 0}
     where = ta.Rules({"blocks/{0..3}": True, "**": False}, stacks=stacks).where(True)
@@ -187,11 +190,12 @@ def test_a_param_that_is_called_like_some_layers_is_a_param():
         assert found[name] == spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [
         ta.per_layer(adam, {"blocks": 0}),
-        pytest.param(optax.scale_by_lbfgs(3), marks=pytest.mark.slow),
+        optax.scale_by_lbfgs(3),
     ],
     ids=["per_layer", "a memory that is made of nothing"],
 )
@@ -210,6 +214,7 @@ def test_slices_are_carried_to_the_mesh_and_train_there(tx):
     stepping(other)(params, carried)
 
 
+@pytest.mark.slow
 def test_slices_are_carried_to_another_mesh():
     params = params_on("Auto", P("data", "model", None))
     state = from_layer(adam, 4).init(params)

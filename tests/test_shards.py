@@ -121,6 +121,7 @@ def test_marks_of_a_file_come_with_the_format_that_hugging_face_asks_for(tmp_pat
     assert json.loads(texts[1]["treeadapt"])["kinds"] == {"step": "number"}
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 9)), st.integers(1, 12))
 def test_shards_hold_the_leaves_in_order_and_are_full(sizes, limit):
     leaves = {str(n): np.zeros(size, np.int8) for n, size in enumerate(sizes)}

@@ -67,6 +67,7 @@ def boxes_of(draw, shape):
 # Boxes of a file.
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_boxes_of_a_file_are_those_of_numpy(tmp_path_factory, data):
     shape = tuple(data.draw(st.lists(st.integers(1, 7), max_size=4)))
@@ -128,6 +129,7 @@ def test_what_is_between_boxes_is_not_read(tmp_path, monkeypatch, shape):
     assert sum(counts) <= 3 * found[0].nbytes
 
 
+@pytest.mark.slow
 def test_a_long_row_is_read_in_blocks(tmp_path, monkeypatch):
     whole = np.arange(4_000_000, dtype=np.float32).reshape(1, 4, 1_000_000)
     (tmp_path / "x").write_bytes(whole.tobytes())
@@ -345,6 +347,7 @@ def test_each_byte_is_read_once_for_all_devices(tmp_path, monkeypatch, spec):
     assert sum(counts) == whole.nbytes
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 4)  # tables of many parts
 @given(tables(), st.data())
 def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
@@ -355,6 +358,7 @@ def test_parts_of_random_tables_are_those_of_whole_arrays(row, data):
     assert used >= wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 4)
 @given(tables(), st.data())
 def test_a_plan_says_what_a_process_of_one_device_reads(row, data):
@@ -476,6 +480,7 @@ def on_mesh(m, leaves, specs=MOVED):
     } | {"step": 0}
 
 
+@pytest.mark.slow
 def test_a_migrated_leaf_goes_to_its_sharding(tmp_path, monkeypatch):
     path, leaves = tmp_path / "x.safetensors", model()
     ta.save(path, leaves)
@@ -589,6 +594,7 @@ def test_no_array_of_jax_has_memory_of_another_leaf(tmp_path, row, value, name):
     np.testing.assert_array_equal(np.asarray(found["w"]), m({"w": whole})["w"])
 
 
+@pytest.mark.slow
 def test_plans_for_many_devices_take_no_time_for_each_leaf():
     # Each of 2,048 shards is made of 6,144 leaves: minutes, if all were listed.
     mesh = jax.sharding.AbstractMesh((64, 32), ("data", "model"))
@@ -629,6 +635,7 @@ def test_a_number_that_becomes_an_array_on_devices_is_planned():
     assert not m.plan({"step": 7}, {"step": jnp.int32(0)}).gathered
 
 
+@pytest.mark.slow
 def test_columns_of_wide_rows_are_not_read_number_by_number(tmp_path, monkeypatch):
     path, whole = tmp_path / "x.safetensors", np.ones((64, 2_000), np.float32)
     ta.save(path, {"w": whole})

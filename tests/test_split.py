@@ -615,6 +615,7 @@ class Dropping(nnx.Module):
         return self.drop(self.inner(x))
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F11b")
 def test_random_counts_in_the_rest_are_reported():
     with pytest.warns(ta.RandomStateWarning, match=r"'drop/rngs/key'.*\[1\]"):
@@ -629,6 +630,7 @@ def test_random_counts_in_the_rest_are_reported():
         ta.split(Dropping(), arrays="all")
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F11b")
 @pytest.mark.filterwarnings("ignore::treeadapt.RandomStateWarning")
 def test_the_rest_of_a_model_that_was_called_draws_anew():
@@ -653,6 +655,7 @@ def test_the_rest_of_a_model_that_was_called_draws_anew():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_collections_beside_params_are_reported():
     class Net(nn.Module):
         @nn.compact
@@ -689,6 +692,7 @@ def test_identity_markers_of_stateful_layers_survive():
     assert eqx.nn.State(ta.merge(params, rest)).get(full.ema_state_index) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

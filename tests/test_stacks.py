@@ -338,6 +338,7 @@ def test_axes_are_read_from_nnx_variables():
         complains(lambda: rules({"**": 1}, {"blocks": "embed"}).match(twice), "'embed'")
 
 
+@pytest.mark.slow
 def test_integers_keys_and_functions_below_a_stack():
     extra = {
         "count": jnp.arange(LAYERS),
@@ -430,6 +431,7 @@ def test_specs_and_selectors_see_layers():
     assert specs["embed"] == P()
 
 
+@pytest.mark.slow
 def test_answers_that_agree_are_masks_labels_and_splits():
     by_shape = {ta.leaf(ndim=2): "matrix", "**": "vector"}
     labels = {"b": "vector", "w": "matrix"}
@@ -474,6 +476,7 @@ def test_keys_of_a_group_say_which_layers_it_has():
     assert list(mu)[:2] == ["blocks/{{0},{3}}/b", "blocks/{{0},{3}}/w"]
 
 
+@pytest.mark.slow
 def test_nested_stacks_have_the_sets_of_both():
     tree = {"blocks": {"experts": {"wi": jnp.ones((4, 6, 2))}, "w": jnp.ones((4, 3))}}
     table = rules(
@@ -490,6 +493,7 @@ def test_nested_stacks_have_the_sets_of_both():
     assert moved.tolist() == [[a, b] for a in (0, 1) for b in (0, 2, 4, 5)]
 
 
+@pytest.mark.slow
 def test_many_runs_of_layers():
     # So many that they are gathered instead of sliced.
     params = model(40)
@@ -503,6 +507,7 @@ def test_many_runs_of_layers():
         assert np.argwhere(first_column(updates)).ravel().tolist() == [*range(0, 40, 2)]
 
 
+@pytest.mark.slow
 def test_a_partition_inside_a_partition_slices_again():
     inner = ta.partition(
         {"a": optax.adam(1.0), "b": optax.sgd(0.5)},
@@ -515,6 +520,7 @@ def test_a_partition_inside_a_partition_slices_again():
         assert not any("{1" in path for path in ta.tree_paths(state))
 
 
+@pytest.mark.slow
 def test_a_mask_inside_a_group_is_asked_about_the_layers_of_the_group():
     def decayed(table):
         mask = rules(table).where("decay")
@@ -576,6 +582,7 @@ def test_wrappers_around_groups_of_layers(make):
     assert first_column(two_steps()) == [0, 0, -1, -1]
 
 
+@pytest.mark.slow
 def test_lookahead_runs_on_both_halves():
     tx = train(optax.lookahead(optax.sgd(1.0), 2, 0.5))
     params = optax.LookaheadParams(MODEL, MODEL)
@@ -615,6 +622,7 @@ def test_a_part_of_the_tree_may_lack_the_stack():
     assert updates["head"].tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_gradients_of_another_dtype():
     grads = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), ONES)
     updates = step(train(optax.sgd(1.0)), grads)
@@ -623,6 +631,7 @@ def test_gradients_of_another_dtype():
     assert first_column(updates) == [0, 0, -1, -1]
 
 
+@pytest.mark.slow
 def test_state_of_shapes_and_of_placeholders():
     tx = train(optax.adam(1.0))
     concrete = jax.eval_shape(lambda: tx.init(MODEL))
@@ -715,6 +724,7 @@ def test_a_list_of_factors_is_refused_where_arrays_hold_layers(bind):
         ta.scale_by_rules(table.bind(MODEL) if bind else table)
 
 
+@pytest.mark.slow
 def test_factors_of_layers():
     table = {"blocks/0": 0.5, "blocks/[12]": 0.0, "**": 2}
     nan = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), ONES)

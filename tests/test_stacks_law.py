@@ -128,6 +128,7 @@ def decisions(rules, tree):
     }
 
 
+@pytest.mark.slow
 @each_twin(*DECIDED, step=2)
 def test_law_12_rules_decide_as_on_the_unrolled_model(twin):
     scanned, unrolled = twin.scanned(), twin.unrolled()
@@ -296,7 +297,8 @@ def three_groups(twin):
     return ta.Rules({twin.at("0"): "frozen", twin.at("[13]"): "a", "**": "b"})
 
 
-@pytest.mark.parametrize("name", some(ALONE, 8))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("twin", full((*EACH, "dict of experts", "small"), ("small",)))
 def test_law_12_groups_move_as_in_the_unrolled_model(name, twin):
     twin = BY_NAME[twin]
@@ -304,6 +306,7 @@ def test_law_12_groups_move_as_in_the_unrolled_model(name, twin):
     check_updates(twin, lambda r: ta.partition(transforms, r), three_groups(twin))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", full(tuple(GLOBAL), ("global norm",)))
 def test_law_12_to_rounding_where_all_layers_are_looked_at_together(name):
     twin = BY_NAME["small"]
@@ -313,6 +316,7 @@ def test_law_12_to_rounding_where_all_layers_are_looked_at_together(name):
     )
 
 
+@pytest.mark.slow
 @each_twin(*EACH[::-1], step=3)
 def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
 
@@ -325,6 +329,7 @@ def test_law_12_decay_of_matrices_in_a_model_with_frozen_layers(twin):
     check_updates(twin, make, three_groups(twin))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The factor -3 of scale_by_rules")
 @each_twin("ensemble", "nnx, metadata", step=2)
 def test_law_12_factors_of_updates(twin):
@@ -353,6 +358,7 @@ def test_law_12_factors_of_updates(twin):
     same_bits({path: found[path] for path in expected}, expected)
 
 
+@pytest.mark.slow
 @each_twin("dict of experts", "Linen, boxes", "nnx", "ensemble", step=4)
 def test_law_12_optimizers_with_stacks_run_on_the_unrolled_model(twin):
     params = ta.split(twin.unrolled())[0]
@@ -401,6 +407,7 @@ def test_law_6_frozen_layers_keep_every_bit_and_have_no_state(twin):
 STAGES = ("{-1}", "{-3..}", "[024]", "*", "{0..1}")
 
 
+@pytest.mark.slow
 @each_twin("small")
 def test_law_12_state_after_thawing(twin):
     grads = next(iter(gradients(twin)))

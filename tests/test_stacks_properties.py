@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scanned import Axis, Twin, nested
@@ -137,6 +138,7 @@ def test_names_of_layers_can_be_read(data):
     assert read_key(region.key) == region
 
 
+@pytest.mark.slow
 @settings(max_examples=max(EXAMPLES // 40, 5))
 @given(st.integers(1, 5), st.integers(1, 4), st.permutations([0, 1, 2]), st.data())
 def test_any_layers_of_nested_stacks_move_with_their_group(layers, experts, axes, data):

@@ -120,6 +120,7 @@ def moved(tree, old, new):
     return {path.replace(old, new): leaf for path, leaf in tree.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [{"**": "s"}, {"**/w": "s", "**": "f"}])
 def test_params_of_other_names_are_shown_in_pairs(rules):
     params = {f"net/layers/{n}/{key}": jnp.ones(2) for n in range(3) for key in "bw"}
@@ -158,6 +159,7 @@ def names_params(state):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_transformation_takes_a_state_that_lacks_a_leaf(case):
     rules = {"a": "s", "b": "f", "c": "f"}
@@ -187,6 +189,7 @@ def test_no_transformation_takes_a_state_that_lacks_a_leaf(case):
         jax.eval_shape(step, params)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_caller_stays_what_it_is():
     def value_fn(params):
         raise ZeroDivisionError("mine")
@@ -203,6 +206,7 @@ def test_an_error_of_the_caller_stays_what_it_is():
         )
 
 
+@pytest.mark.slow
 def test_what_a_monitor_measured_is_not_of_other_rules():
     def measure(updates):
         if len(calls) > 1:

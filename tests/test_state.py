@@ -21,6 +21,7 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 from optax.tree_utils import tree_get_all_with_path
+from sizes import some
 from trees import mlp
 
 import treeadapt as ta
@@ -174,13 +175,13 @@ def test_a_rate_that_is_not_in_the_state_leads_to_inject_hyperparams():
         ta.tree_set(state, learning_rate=2.0)
 
 
-@every_transform
+@pytest.mark.parametrize("name", some(EVERY))
 @pytest.mark.usefixtures("one_zero")
 def test_no_name_of_a_parameter_is_taken_for_one_of_the_state(name):
     assert places(init(EVERY[name], EVIL)) == places(init(EVERY[name], HARMLESS))
 
 
-@every_transform
+@pytest.mark.parametrize("name", some(EVERY))
 @pytest.mark.usefixtures("one_zero")
 def test_nor_under_native_states_of_nested_and_named_tuples(name):
     tx = EVERY[name]
@@ -352,6 +353,7 @@ def test_links_of_a_named_chain_are_names():
     assert new["adam"][0].count == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_measurements_and_reasons_to_skip_are_names():
     tx = optax.chain(
@@ -473,6 +475,7 @@ def test_what_may_be_params_is_set_only_where_its_class_is_named():
     assert tree_get(train, "ModelState.count") is train.opt_state[0].count
 
 
+@pytest.mark.slow
 def test_the_table_of_state_fields_covers_every_state_of_optax():
     held = set()
     for tx in EVERY.values():
@@ -669,6 +672,7 @@ def schedule_free(**kwargs):
     return optax.contrib.schedule_free_adamw(0.1, warmup_steps=2, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_eval_params_are_those_of_optax_on_the_flat_dict():
     tx, model = schedule_free(), mlp()
@@ -691,6 +695,7 @@ def test_eval_params_are_those_of_optax_on_the_flat_dict():
     assert all((new[path] != flat[path]).any() for path in want)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("native", [False, True])
 def test_eval_params_of_a_state_anywhere(native):
@@ -710,6 +715,7 @@ def test_eval_params_of_a_state_anywhere(native):
     assert len(same(got, params)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_eval_params_of_groups():
     params = PPO(policy={"w": jnp.ones(2)}, value={"w": jnp.full(2, 3.0)})

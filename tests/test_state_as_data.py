@@ -168,6 +168,7 @@ def test_a_state_of_another_model_is_an_error_with_its_names():
         ta.from_flat_dict(abstract, flat)
 
 
+@pytest.mark.slow
 def test_a_state_written_with_flax_loads_into_an_equinox_model(tmp_path):
     tx = ta.adapt(optax.adam(1e-2))
     train_state = TrainState.create(
@@ -193,6 +194,7 @@ def assert_close(net: Net, params: Any) -> None:
         np.testing.assert_allclose(leaf, flat[path], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_plain_adam_with_orbax_loads_into_adapt(tmp_path):
     # A state of nested dicts, which Orbax gives back as dicts and lists.
     tx = optax.adam(1e-2)
@@ -216,6 +218,7 @@ def test_a_checkpoint_of_plain_adam_with_orbax_loads_into_adapt(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_plain_adam_goes_on_bit_for_bit_through_adapt():
     tx = optax.adam(1e-2)
     params = linen_params()

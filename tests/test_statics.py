@@ -537,6 +537,7 @@ def eqx_model():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("H5")
 @pytest.mark.filterwarnings("ignore::treeadapt.RandomStateWarning")
 @pytest.mark.parametrize("make", [train_state, nnx_model, eqx_model, mlp])

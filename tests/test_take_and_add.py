@@ -189,6 +189,7 @@ def test_a_take_that_contradicts_itself_is_an_error(row, text):
     assert text in str(error.value)
 
 
+@pytest.mark.slow
 def test_moments_take_the_same_numbers():
     x = layers(4, w=(3, 2)) | {"wte": normal(7, 2)}
     tx = optax.adam(0.1)
@@ -225,6 +226,7 @@ def added(**more):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_sources_are_added_in_float32(tmp_path, dtype):
     x = biases(dtype)
@@ -293,6 +295,7 @@ def test_summands_go_together_or_are_an_error():
         added()({"ih": big, "hh": big})
 
 
+@pytest.mark.slow
 def test_moments_of_summands_are_those_of_the_sum_where_they_are_equal():
     x, tx, m = biases(), optax.adam(0.1), added()
     grad = jnp.asarray(normal(8))
@@ -311,6 +314,7 @@ def test_moments_of_summands_are_those_of_the_sum_where_they_are_equal():
 # Factors.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "factor"),
     [

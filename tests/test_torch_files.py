@@ -188,6 +188,7 @@ def test_views_that_are_the_same_are_tied(tmp_path):
     assert "Tied" in run("show", file)
 
 
+@pytest.mark.slow
 def test_a_large_transpose_is_not_in_memory_twice(tmp_path):
     array = np.arange(2**22, dtype="f4")  # 16 MiB
     leaf = tensor("0", "Float", 2**22, (2**11, 2**11), (1, 2**11))
@@ -423,6 +424,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE)
 def test_tables_that_are_too_large_are_refused(case, tmp_path):
     pickled, message = LARGE[case]
@@ -652,6 +654,7 @@ def test_names_that_do_not_fit_are_refused(tmp_path):
         ta.load_torch_state(file)
 
 
+@pytest.mark.slow
 def test_which_optimizer_is_said(tmp_path):
     both = table({"a": adam([[0, 1]], TWO), "b": adam([[0, 1]], TWO)})
     file = bin_file(tmp_path, both, {str(n): np.full(2, n, "f4") for n in TWO})

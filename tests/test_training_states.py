@@ -178,6 +178,7 @@ def test_one_call_gives_what_calls_for_each_part_give(name, form):
         assert {k: v.spec for k, v in below(flat, node).items()} == below(specs, node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "partition"])
 @pytest.mark.parametrize("form", ["TrainState", "with averages", "dict"])
@@ -208,6 +209,7 @@ class Model(nnx.Module):
         self.drop = nnx.Dropout(0.1, rngs=rngs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["objects", "state"])
 def test_an_nnx_optimizer_with_its_model_is_one_call(form):
     model = Model(nnx.Rngs(0))
@@ -234,6 +236,7 @@ def test_an_nnx_optimizer_with_its_model_is_one_call(form):
 ANYWHERE_NNX = {"**/kernel": P("data", "model"), "**": P()}
 
 
+@pytest.mark.slow
 def test_scanned_layers_and_classes_of_a_model_are_known_in_a_state():
     blocks = {"blocks": {"w": jnp.ones((6, 8, 4)), "b": jnp.ones((6, 4))}}
     rules = ta.Rules({"**/w": P("data", "model"), "**": P()}, stacks={"blocks": 0})
@@ -460,6 +463,7 @@ def train_states(params: Any, tx: Any) -> Iterator[tuple[str, Any]]:
     yield from ta.to_flat_dict(state).items()
 
 
+@pytest.mark.slow
 def test_the_rules_of_easylm_for_a_whole_training_state():
     params = nested(llama(64, 12, 256))
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))

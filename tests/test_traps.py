@@ -37,6 +37,7 @@ def moved(tx: Any, params: Any, grads: Any = None) -> dict[str, bool]:
 # Silent today
 
 
+@pytest.mark.slow
 def test_a_mask_is_treated_as_a_schedule():
     def mask(tree):
         return jax.tree.map(lambda x: jnp.ndim(x) > 0, tree)
@@ -102,6 +103,7 @@ class Normed(eqx.Module):
     norm: eqx.nn.LayerNorm
 
 
+@pytest.mark.slow
 def test_a_class_mask_on_a_flat_dict_decays_the_norms():
     model = Normed(eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.LayerNorm(2))
     model = jax.tree.map(jnp.ones_like, model)
@@ -267,6 +269,7 @@ def test_a_placeholder_meets_wrappers():
         assert "P" in jax.tree.leaves(state)
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("F25")
 def test_gradients_in_another_class_are_refused_by_a_line_search():
     class Point(NamedTuple):
@@ -289,6 +292,7 @@ def test_gradients_in_another_class_are_refused_by_a_line_search():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("E1")
 def test_a_raw_model_is_refused():
     model = mlp()
@@ -323,6 +327,7 @@ def test_variables_of_nnx_meet_labels():
         ) == ["two"]
 
 
+@pytest.mark.slow
 def test_state_that_changes_its_type_does_not_scan():
     def scans(tx, params):
         def step(state, _):
@@ -378,6 +383,7 @@ def test_params_with_a_value_confuse_the_line_search():
     assert jnp.isinf(optax.tree.get(flat_state, "value"))  # no key is called just that
 
 
+@pytest.mark.slow
 def test_multi_steps_in_a_chain_drops_extra_arguments():
     inner = optax.chain(optax.polyak_sgd(), optax.sgd(1.0))
     tx = optax.chain(optax.MultiSteps(inner, 1).gradient_transformation())

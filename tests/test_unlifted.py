@@ -146,6 +146,7 @@ def test_on_a_flat_dict_there_is_nothing_to_report():
     ta.adapt(in_adamw(by_last_key)).init(flat)
 
 
+@pytest.mark.slow
 def test_a_function_of_paths_says_so_by_lifting():
     def by_path(flat):
         return {path: path.endswith("/kernel") for path in flat}
@@ -342,6 +343,7 @@ def test_a_difference_only_in_leaf_order_is_not_reported(name):
             ta.adapt(BY_SHAPE[name]()).init(model)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("adapter", MAKERS)
 def test_lift_takes_functions_whose_values_are_named_tuples(adapter):

@@ -97,6 +97,7 @@ def imported(tree: ast.AST) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K7", "H15")
 def test_nothing_is_unpickled_and_no_text_is_run():
     assert len(sources()) > 50
@@ -108,6 +109,7 @@ def test_nothing_is_unpickled_and_no_text_is_run():
                 assert ast.unparse(node.value) == "False", name
 
 
+@pytest.mark.slow
 @pytest.mark.hazard("K18")
 def test_no_room_imports_a_module_that_a_file_names():
     by_name = {
@@ -118,6 +120,7 @@ def test_no_room_imports_a_module_that_a_file_names():
     assert by_name == IMPORTS_BY_NAME
 
 
+@pytest.mark.slow
 def test_no_answer_depends_on_a_clock():
     clocks = {name for name, tree in sources().items() if "time" in imported(tree)}
     assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/printing.py"}

@@ -105,6 +105,7 @@ def test_optax_itself_loses_the_sign_of_a_zero():
 numbers = st.floats(width=32, allow_subnormal=True)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(numbers, numbers), min_size=4, max_size=4),  # compiled once
     st.sampled_from(FLOATS),
@@ -124,6 +125,7 @@ def test_nonzero_updates_give_the_bits_of_optax(pairs, dtype, delta_dtype):
     assert np.asarray(new)[moved].tobytes() == np.asarray(want)[moved].tobytes()
 
 
+@pytest.mark.slow
 def test_other_dtypes_get_the_numbers_of_optax():
     tree = {
         "bool": jnp.array([True, False]),
@@ -254,6 +256,7 @@ def test_a_traced_update_of_a_function_is_an_error():
         jax.jit(lambda delta: ta.apply_updates(tree, {"act": delta}))(jnp.zeros(()))
 
 
+@pytest.mark.slow
 def test_a_message_about_many_leaves_is_short():
     tree = {f"layer_{i}": jnp.ones(2) for i in range(1_000)}
     with pytest.raises(ta.StructureMismatchError) as info:
@@ -262,6 +265,7 @@ def test_a_message_about_many_leaves_is_short():
     assert "and 992 more" in str(info.value)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_optax():
     tree, updates = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([0.0, 3.0])}
 
@@ -294,6 +298,7 @@ def test_derivatives_skip_integers():
     assert jax.jit(jax.grad(loss))(tree["w"], tree["n"]).tolist() == [2, 2]
 
 
+@pytest.mark.slow
 def test_it_scans_and_maps():
     params = {"i": jnp.arange(2), "w": jnp.array([-0.0, 1.0], jnp.bfloat16)}
     updates = {"i": jnp.zeros(2, int), "w": jnp.array([0.0, 0.5], jnp.bfloat16)}
@@ -332,6 +337,7 @@ def test_nothing_is_transferred():
     assert new["w"].tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_it_keeps_the_sharding():
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.NamedSharding(mesh, jax.P("x"))

@@ -15,7 +15,6 @@ import optax
 import pytest
 from command import run as run_command
 from flax import nnx
-from sizes import some
 from test_checkpoints import same
 
 import treeadapt as ta
@@ -100,7 +99,8 @@ def nested(flat: Any) -> Any:
     return out
 
 
-@pytest.mark.parametrize("name", some(TRANSFORMATIONS, 4))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_one_table_moves_a_run_as_separate_calls_do(name, tmp_path):
     tx = TRANSFORMATIONS[name]
     run = trained(tx)

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import pytest
-from sizes import full, slow_but
-from wrong_models import MODELS, Model, far_wrong, llama, search, wrong_tables
+from sizes import full
+from wrong_models import MODELS, Model, far_wrong, search, wrong_tables
 
 # A factor that is no root of a size is not tried, nor a text of a list that another
 # row takes: matching finds that, but for this factor. It also finds a tie that should
@@ -40,7 +40,8 @@ def tables_of(make: Any) -> tuple[Model, dict[str, Any]]:
     return model, {name: each for name, *each in wrong_tables(model)}
 
 
-@pytest.mark.parametrize("make", slow_but([llama], MODELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MODELS)
 def test_the_first_mistake_in_each_model_is_mended(make):
     model, tables = tables_of(make)
     name = next(iter(model.mistakes))
@@ -60,6 +61,7 @@ def test_mistakes_by_hand_are_mended_or_nothing_is_claimed(make, name, by):
     assert outcome.is_mended == (name not in unseen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MODELS)
 def test_tables_that_are_right_have_no_wrong_row(make):
     model = make()

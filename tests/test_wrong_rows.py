@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mutations import wrong_tables
-from sizes import full
+from sizes import full, slow_but
 from wrong_tables import PAIRS, Pair, error, jitted, merged, mistakes
 
 import treeadapt as ta
@@ -65,6 +65,7 @@ def with_row(name: str, source: str, target: str) -> tuple[list[Any], str]:
     return [*rows[:place], (source, target), *rows[place + 1 :]], source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["function", "answers"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_right_table_has_no_wrong_row(name: str, how: str) -> None:
@@ -80,7 +81,7 @@ def test_a_right_table_has_no_wrong_row(name: str, how: str) -> None:
 @pytest.mark.parametrize(
     "how", ["function", pytest.param("answers", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize(("name", "source", "target"), BY_HAND)
+@pytest.mark.parametrize(("name", "source", "target"), slow_but(BY_HAND[:1], BY_HAND))
 def test_one_wrong_row_is_found(name: str, source: str, target: str, how: str) -> None:
     table, text = with_row(name, source, target)
     report = find(name, table, reference_of(name, how))
@@ -96,6 +97,7 @@ def test_one_wrong_row_is_found(name: str, source: str, target: str, how: str) -
     assert f"+ {change.alternatives[0]}" in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "conv"])
 def test_two_wrong_rows_are_found_by_function(name: str) -> None:
     pair = PAIRS[name]
@@ -118,6 +120,7 @@ def changed(answers: Any, change: str) -> Any:
     }[change]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["factor", "order"])
 def test_models_that_differ_elsewhere_are_not_mended(change: str) -> None:
     reference = reference_of("conv", "function")
@@ -184,6 +187,7 @@ def test_tables_that_answer_alike_are_listed() -> None:
     assert report.others
 
 
+@pytest.mark.slow
 def test_a_chain_is_mended_in_its_own_table() -> None:
     rng = np.random.default_rng(0)
     flat = {"w": rng.normal(size=(4, 4)), "u": rng.normal(size=(4, 4))}
@@ -265,6 +269,7 @@ def test_keys_and_integers_pass_on_as_they_are(how: str) -> None:
     assert len(report.changes) == 1, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["function", "answers"])
 def test_queries_and_keys_of_one_row_are_turned_without_the_values(how: str) -> None:
     rng = np.random.default_rng(0)
@@ -296,6 +301,7 @@ def test_nan_never_matches() -> None:
     assert report.before == np.inf
 
 
+@pytest.mark.slow
 def test_the_limit_bounds_the_evaluations() -> None:
     table, _ = with_row(*BY_HAND[0])
     report = find("gpt2", table, reference_of("gpt2", "function"), limit=12)
@@ -377,6 +383,7 @@ def test_wrong_tables_are_mended_and_nothing_false_is_claimed(
     assert num_mended >= len(tables) * (0.9 if how == "function" or count == 1 else 0.6)
 
 
+@pytest.mark.slow
 def test_numbers_of_16_bits_take_another_tolerance() -> None:
     pair = PAIRS["conv"]
     source = {p: jnp.asarray(x, jnp.bfloat16) for p, x in pair.source().items()}
@@ -395,6 +402,7 @@ def test_numbers_of_16_bits_take_another_tolerance() -> None:
     assert report.found, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["function", "answers"])
 def test_parts_of_each_group_scales_and_layers_from_a_size_on(how: str) -> None:
     """Three rows that are wrong in the forms of grouped heads and first layers."""
@@ -519,6 +527,7 @@ def test_a_bias_that_a_softmax_cancels_does_not_count_as_unseen() -> None:
     assert str(report).startswith("No row is wrong")
 
 
+@pytest.mark.slow
 def test_a_variance_of_zeros_stays_positive() -> None:
     source = {**squares(), "var": np.zeros(6, "float32")}
     target = {**SQUARES, "var": source["var"]}
@@ -536,6 +545,7 @@ def test_a_variance_of_zeros_stays_positive() -> None:
     assert [c.rows for c in report.changes] == [("'a.w : o i': 'a : o i'",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["function", "answers"])
 def test_rows_that_match_leaves_of_each_other_are_exchanged_and_written(
     how: str,

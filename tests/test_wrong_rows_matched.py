@@ -67,6 +67,7 @@ def assert_right(report: ta.WrongRows) -> None:
     np.testing.assert_allclose(model(made), reference(other), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_that_no_edits_mend_are_found_by_matching() -> None:
     report = find(RING)
     assert report.found
@@ -82,6 +83,7 @@ def test_rows_that_no_edits_mend_are_found_by_matching() -> None:
     assert f"{report.matching_evaluations} of them to match the models" in text
 
 
+@pytest.mark.slow
 def test_rows_that_are_right_stay_as_they_are_written() -> None:
     table = {**RING, "d.w : first second": "d : second first"}
     del table["d.w : o i"]
@@ -99,6 +101,7 @@ def test_edits_come_first_and_are_said_to_have_mended() -> None:
     assert find(RIGHT).found_by == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["b", "norm"])
 def test_matching_alone_names_the_one_row_that_is_wrong(name: str) -> None:
     wrong = {"b": {"b.w : o i": "b : o i"}, "norm": {"norm": "norm"}}[name]
@@ -110,6 +113,7 @@ def test_matching_alone_names_the_one_row_that_is_wrong(name: str) -> None:
     assert report.migration == ta.Migration(RIGHT)
 
 
+@pytest.mark.slow
 def test_models_that_differ_elsewhere_give_no_table_and_are_said_to() -> None:
     report = find(RING, lambda w: reference(w, epsilon=1e-2), depth=1)
     assert not report.found
@@ -120,6 +124,7 @@ def test_models_that_differ_elsewhere_give_no_table_and_are_said_to() -> None:
     assert "the models were matched, too" in str(report)
 
 
+@pytest.mark.slow
 def test_answers_alone_and_chains_are_not_matched() -> None:
     report = find(RING, reference(weights()), depth=1)
     assert not report.found
@@ -131,6 +136,7 @@ def test_answers_alone_and_chains_are_not_matched() -> None:
     assert "of a chain" in report.why[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [6, 40, 70, 80, 90])
 def test_the_limit_holds_for_both_searches_together(limit: int) -> None:
     report = find(RING, limit=limit, depth=0)
@@ -138,6 +144,7 @@ def test_the_limit_holds_for_both_searches_together(limit: int) -> None:
     assert report.found or "limit" in report.why[-1]
 
 
+@pytest.mark.slow
 def test_a_head_that_is_a_copy_of_the_embedding_takes_its_row() -> None:
     rng = np.random.default_rng(0)
     source = {
@@ -183,6 +190,7 @@ def test_a_leaf_that_was_dropped_fills_one_that_was_new() -> None:
     assert report.changes[0].alternatives == ("'b : o i': 'b : i o'", "'*': None")
 
 
+@pytest.mark.slow
 def test_leaves_of_one_row_are_mended_in_one_row() -> None:
     """Two layers are exchanged in a row that makes two stacks of them."""
     rng = np.random.default_rng(0)

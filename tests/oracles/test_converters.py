@@ -25,6 +25,7 @@ def marks_of(row: Any) -> list[str]:
 SCALED = ("maxtext/llama3.1", "maxtext/llama3.1-scanned", "maxtext/mixtral-scanned")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_a_table_is_read_off_a_converter(name):
     oracle = CONVERTERS[name]
@@ -61,6 +62,7 @@ def test_a_table_is_read_off_a_converter(name):
 LEFT = {"maxtext/deepseek3-scanned": 7, "maxtext/qwen3.5-scanned": 30}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVERTERS)
 def test_names_alone_pair_the_leaves_of_a_converter(name):
     oracle = CONVERTERS[name]
