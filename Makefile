@@ -83,10 +83,10 @@ demo: $(READY)  ## fine-tune a real Brax PPO agent, part of it frozen
 demo-lm: $(MODELS_READY)  ## fine-tune a GPT-2 from PyTorch with LoRA, and give it back
 	@$(MODELS)/bin/python docs/examples/gpt2_lora.py
 
-test: $(READY)  ## run the tests (WORKERS=2, PYTEST_ARGS="-k name")
+test: $(READY)  ## run six cases of each test (WORKERS=2, PYTEST_ARGS="-k name")
 	@$(PYTEST) -m "not slow"
 
-test-slow: $(READY)  ## run what takes long: demo, pages, processes, kills, whole grids
+test-slow: $(READY)  ## run all other cases, and what takes long: pages, kills, demo
 	@$(PYTEST) -m slow
 
 test-full: $(READY)  ## run the tests at full size, with twenty times the random examples

@@ -5,8 +5,10 @@ Environment variables must be set before JAX is first imported, hence the late i
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
+import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -71,6 +73,29 @@ settings.register_profile(
 # ``--hypothesis-profile=quick``: a first look while writing.
 settings.register_profile("quick", settings.get_profile("default"), max_examples=25)
 settings.load_profile("default")
+
+
+#: Cases of one test that ``make test`` runs; ``make test-slow`` runs the others.
+CASES = 6
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by ``-m`` and ``-k``
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but a few cases of each test to ``make test-slow``.
+
+    They are spread over the cases, and begin elsewhere in each test: so every tree of
+    the shared table is among those of some laws.
+    """
+    cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for test, own in cases.items():
+        first, count = zlib.crc32(test.encode()), len(own)
+        few = {(first + n * count // CASES) % count for n in range(CASES)}
+        for place, item in enumerate(own):
+            if place not in few and count > CASES:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

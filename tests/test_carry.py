@@ -179,6 +179,7 @@ def test_a_leaf_that_thaws_into_a_group_of_its_own_starts_as_if_new():
     assert_equal(got["head"], fresh["head"])
 
 
+@pytest.mark.slow
 def test_freezing_more_leaves_the_others_alone():
     before, after = rules("a:**"), rules("a:trunk")
     params, old = trained(before, start())
@@ -1226,7 +1227,8 @@ def test_moments_that_lost_their_meaning_are_reported_with_the_cure(kind, form):
     assert carry_state(after, params, saved, reset=cure)[1].warnings == ()
 
 
-@pytest.mark.parametrize("name", some([*LEAFWISE, "yogi", "adagrad", "lookahead"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LEAFWISE, "yogi", "adagrad", "lookahead"])
 def test_the_same_optimizer_is_never_taken_for_another(name):
     more = {
         "yogi": optax.yogi(1e-2),

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from aged import aged
-from sizes import FULL, full, slow_but, some
+from sizes import FULL, full, some
 from states import assert_equal
 
 import treeadapt as ta
@@ -124,7 +124,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "name"), slow_but([("heads, back", "adam")], PAIRS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("table", "name"), PAIRS)
 def test_moving_and_training_commute_bit_for_bit(table, name):
     m, tx, params = MIGRATIONS[table], LEAFWISE[name], start()
     target = None
@@ -167,15 +168,13 @@ def searching(tx: Any) -> Any:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
-    slow_but(
-        [("adam", "own"), ("partition", "flat")],
-        [
-            *((name, "own") for name in [*LEAFWISE][:: full(1, 2)]),
-            *((name, "flat") for name in ("partition", *WHOLE)),
-        ],
-    ),
+    [
+        *((name, "own") for name in [*LEAFWISE][:: full(1, 2)]),
+        *((name, "flat") for name in ("partition", *WHOLE)),
+    ],
 )
 def test_layers_are_stacked_and_unstacked_without_a_trace(name, form):
     m, tx, params = MIGRATIONS["stack"], (LEAFWISE | WHOLE)[name], start()

@@ -349,6 +349,7 @@ def public():
         yield Path(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_is_read_only_stays_as_it_is(kind, public, forks):
     name, options = KINDS[kind]

@@ -326,6 +326,7 @@ def test_deep_trees_convert_in_a_thread(run):
     assert run(program) == ["[500, 500, 'cycle']"]
 
 
+@pytest.mark.slow
 def test_a_leaf_may_refer_to_itself_and_the_error_says_how_to_make_a_class_one(run):
     program = """
     @dataclasses.dataclass

@@ -25,6 +25,7 @@ MAKERS = {
 RULES = {"a": "a", "**": "b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "maker"), grid(ALIASING, MAKERS, 3))
 def test_params_and_state_are_donated_at_the_first_step(name, maker):
     params = {"a": {"w": jnp.ones(3)}, "b": jnp.ones(2)}

@@ -21,7 +21,7 @@ import test_sampler as sampler
 from command import invoke
 from kept_aside import MODELS
 from resized import resized
-from sizes import slow_but, some
+from sizes import some
 from test_drafts import (
     DRAFTED,
     abstract,
@@ -63,7 +63,8 @@ def test_law_13_each_table_of_the_tests_is_drafted_for_all_sizes(name, is_back):
         moves_alike(draft.migration, source, result)
 
 
-@pytest.mark.parametrize("name", slow_but(["llama-flax"], DRAFTED))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTED)
 def test_lint_finds_nothing_that_the_draft_does_not_say(name, tmp_path):
     source = numbers(ta.read_metadata(schema_of(name)))
     result = table_of(name, tmp_path, SIZES.get(name, {}))(source)
@@ -97,13 +98,11 @@ def aside(name: str, style: str, sizes: dict[str, int]) -> tuple[ta.Migration, A
     return ta.Migration(table, sizes=sizes_of or None), shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["prime", "published"])
-@pytest.mark.parametrize(
-    "cases", [QUICKLY, pytest.param(ASIDE, marks=pytest.mark.slow)], ids=["some", "all"]
-)
-def test_models_kept_aside_are_paired_by_names(cases, sizes):
+def test_models_kept_aside_are_paired_by_names(sizes):
     count = right = 0
-    for name, style in cases:
+    for name, style in ASIDE:
         table, shapes = aside(name, style, getattr(MODELS[name], sizes))
         plan = table.plan(shapes)
         draft = ta.draft_migration(shapes, plan.result)

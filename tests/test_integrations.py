@@ -24,7 +24,7 @@ from flax import nnx
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
 from haiku.data_structures import to_immutable_dict
-from sizes import grid, slow_but, some
+from sizes import grid
 
 import treeadapt as ta
 
@@ -489,14 +489,12 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "groups"),
-    some(
-        [(name, False) for name in WRAPPERS] + [("chain", True), ("named_chain", True)],
-        2,
-    ),
+    [(name, False) for name in WRAPPERS] + [("chain", True), ("named_chain", True)],
 )
-@pytest.mark.parametrize("where", slow_but(["around"], ["around", "inside"]))
+@pytest.mark.parametrize("where", ["around", "inside"])
 def test_optax_wrappers(name, where, groups):
     wrap, adamw = WRAPPERS[name], optax.adamw(0.1, weight_decay=0.1)
 

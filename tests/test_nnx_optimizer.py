@@ -9,7 +9,6 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from sizes import some
 
 import treeadapt as ta
 
@@ -80,7 +79,8 @@ def test_fields_are_read_from_the_optimizer_and_set_in_a_new_state(name):
     assert ta.tree_get(optimizer, "ScaleByAdamState.count") == 8
 
 
-@pytest.mark.parametrize("name", some(TXS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TXS)
 def test_training_goes_on_as_if_it_had_not_stopped(name, tmp_path):
     model, optimizer = made(TXS[name])
     trained(model, optimizer, 3)

@@ -12,7 +12,7 @@ import pytest
 import transformations
 from programs import Case, numbers
 from scanned import BY_NAME, TWINS
-from sizes import full, slow_but
+from sizes import full
 from stacked import LAYER, STACKS, distance, far_apart, stack, unrolled
 from states import assert_equal
 
@@ -63,9 +63,10 @@ def close(one, two):
     return all(far_apart(np.asarray(a), np.asarray(b)) < 1e-6 for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    slow_but(("lamb",), full(LEAF_BY_LEAF, (*OF_ARRAYS, "lookahead", "MultiSteps"))),
+    full(LEAF_BY_LEAF, (*OF_ARRAYS, "lookahead", "MultiSteps")),
 )
 def test_updates_of_layers_are_those_of_the_unrolled_model(name):
     case = transformations.BY_NAME[name]

@@ -213,6 +213,7 @@ def qwen3_moe_30b() -> dict[str, jax.ShapeDtypeStruct]:
     return specs(shapes | layered("model.layers", s.layers, layer))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_gemma3_27b_becomes_ten_blocks_of_six_layers_and_two_more(tmp_path):
     file = MIGRATIONS / "gemma3-scanned.toml"

@@ -856,5 +856,5 @@ def expected(entries, cls):
     return next(iter([*exact, *covering]), None)
 
 
-TestModel = Model.TestCase
+TestModel = pytest.mark.slow(Model.TestCase)
 TestModel.settings = settings(max_examples=100, stateful_step_count=20)

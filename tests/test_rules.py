@@ -748,6 +748,7 @@ def test_rules_that_people_use(model, rules, slow, counts):
     assert count_of(labels) == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_everything_is_decided_the_same_with_a_default(model):
     prefix = "/".join(names_of(model)[-1].split("/")[:2])

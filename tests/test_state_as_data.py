@@ -17,7 +17,6 @@ import orbax.checkpoint as ocp
 import pytest
 from brax.training.agents.ppo.losses import PPONetworkParams
 from flax.training.train_state import TrainState
-from sizes import some
 from trees import SAME_MODEL, two_layers
 
 import treeadapt as ta
@@ -136,8 +135,9 @@ def test_names_do_not_depend_on_the_classes_of_the_model(row):
     assert jax.tree.structure(state) == jax.tree.structure(want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", some(["adapt", "partition", "freeze", "lbfgs", "MultiSteps"])
+    "kind", ["adapt", "partition", "freeze", "lbfgs", "MultiSteps"]
 )
 def test_a_flat_dict_is_restored_on_an_abstract_state(kind):
     tx = {

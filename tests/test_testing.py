@@ -148,6 +148,7 @@ def test_an_adapter_by_fields_passes():
         check_adapter({"x": [Pair(jnp.ones(2), Pair(jnp.ones(2), 1.0))]})
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_the_test_kit(fresh):
     program = "import sys, treeadapt; print('treeadapt.testing' in sys.modules)"
     assert fresh.run(program).stdout.strip() == "False"

@@ -126,6 +126,7 @@ def test_no_answer_depends_on_a_clock():
     assert clocks <= {"treeadapt/cli/bench.py", "treeadapt/cli/printing.py"}
 
 
+@pytest.mark.slow
 def test_the_test_kit_unpickles_only_its_own_pickles():
     for name in OWN_PICKLES:
         used = [
