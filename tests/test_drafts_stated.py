@@ -210,3 +210,54 @@ def test_a_configuration_that_cannot_be_read_is_said_to_be(tmp_path):
     weights = folder_of(tmp_path / "a", attention(4, 2, 5), "{")
     draft = ta.draft_migration(weights, kernels(4, 2, 5))
     assert any(note.startswith("Heads and ties are not known") for note in draft.notes)
+
+
+COUNTED = {
+    "h/{l}/**": ("h/{}/w", {"n_layer": 3}, "n_layer"),
+    "model.layers.{l}.*": ("model.layers.{}.w", {"num_hidden_layers": 3}, None),
+    "layers.{l}.*": ("layers.{}.w/k", {"text_config": {"num_layers": 3}}, None),
+    "m.layers.*.experts.{l}.*": (
+        "m.layers.0.experts.{}.w",
+        {"num_hidden_layers": 1, "num_experts": 3, "num_experts_per_tok": 3},
+        "num_experts",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", COUNTED)
+def test_layers_are_counted_by_the_configuration(text, tmp_path):
+    name, config, key = COUNTED[text]
+    shapes: dict[str, tuple[int, ...]] = {name.format(n): (5, 7) for n in range(3)}
+    shapes |= {path.replace("layers.0", "layers.1"): s for path, s in shapes.items()}
+    leaves = numbers(shapes | {"ln": (7,)})
+    weights = folder_of(tmp_path / "a", leaves, config)
+    target = {path.replace("w", "kernel"): leaf.T for path, leaf in leaves.items()}
+    draft = ta.draft_migration(weights, target)
+    assert f'"{text}" = ' in draft.to_toml()
+    assert key is None or f'= "{key}"' in draft.to_toml()
+    table = tmp_path / "table.toml"
+    table.write_text(draft.to_toml())
+    assert ta.load_migration(table) == draft.migration
+    ta.load(weights, target, migration=table)
+    lost = {path: leaf for path, leaf in leaves.items() if ".2." not in path}
+    lost = {path: leaf for path, leaf in lost.items() if "/2/" not in path}
+    fewer = folder_of(tmp_path / "b", lost, config)
+    smaller = {path.replace("w", "kernel"): leaf.T for path, leaf in lost.items()}
+    with pytest.raises(ta.MigrationError, match="is 3, and the file has 2"):
+        ta.load(fewer, smaller, migration=table)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 3, "vision_config": {"num_hidden_layers": 3}},
+        {"num_hidden_layers": 4},
+        {"num_attention_heads": 3, "num_experts": 3},
+        {},
+    ],
+)
+def test_what_may_be_counted_by_chance_is_not(config, tmp_path):
+    leaves = numbers({f"layers.{n}.w": (5, 7) for n in range(3)})
+    weights = folder_of(tmp_path / "a", leaves, config)
+    target = {path.replace("w", "k"): leaf.T for path, leaf in leaves.items()}
+    assert "[counts]" not in ta.draft_migration(weights, target).to_toml()

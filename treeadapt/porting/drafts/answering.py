@@ -197,7 +197,7 @@ class _Counts:
             self._filled.setdefault(group.row, set()).update(_places(group.filled))
         for path, place in plan.places(plan.dropped).items():
             self.paths.setdefault(plan.rows[place], []).append(path)
-        self._run_over = _run_over(self.paths)
+        self._run_over = run_over(self.paths)
         self._olds, self._news = map(self._numbers, (shapes, plan.source))
         every = itertools.chain(*(group.filled for group in plan.groups))
         self._of_targets = _places(every)
@@ -292,17 +292,17 @@ class _Counts:
         return f"twice as many {names} answer it; {_IF_ALL}"
 
 
-def _run_over(paths: Mapping[Row, Iterable[str]]) -> set[Pattern]:
+def run_over(paths: Mapping[Row, Iterable[str]]) -> set[Pattern]:
     """Return what is before numbers in place of which rows take any other."""
-    run_over: set[Pattern] = set()
+    places: set[Pattern] = set()
     for row, own in paths.items():
         for template, (path, *_) in by_template(own).items():
             tokens = tokens_of(path)
             for place, fixed in enumerate(template):
                 other = "".join((*tokens[:place], _LARGE, *tokens[place + 1 :]))
                 if fixed is None and row.takes(other):
-                    run_over.add(template[:place])
-    return run_over
+                    places.add(template[:place])
+    return places
 
 
 def _is_renumbered(row: Row) -> bool:

@@ -10,8 +10,10 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from treeadapt.migrations.counts import Count
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import BLANKS
+from treeadapt.porting.drafts.answering import run_over
 from treeadapt.porting.drafts.evidence import Evidence
 from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.links import find_links, leaf_of
@@ -20,12 +22,14 @@ from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
 from treeadapt.porting.drafts.numbers import find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.parts import Pattern
-from treeadapt.porting.drafts.rows import DraftRow, Hole
+from treeadapt.porting.drafts.rows import DraftRow, Hole, template_of, tokens_of
 from treeadapt.porting.drafts.single_numbers import with_single_numbers
 from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.writing import (
+    WrittenRow,
     as_table,
     counts_heads,
+    escaped,
     is_factor,
     with_copies_apart,
     with_first_layers,
@@ -154,7 +158,34 @@ def finished(
         of_rows,
         unread is not None,
         {path: leaf.shape for path, leaf in source.leaves.items()},
+        _counts(texts, stated) if stated.counts else {},
     )
+
+
+def _counts(rows: Sequence[WrittenRow], stated: ModelConfig) -> dict[str, str]:
+    """Return keys of the configuration that say how many layers, or experts, there are.
+
+    Returns:
+        The keys by paths with one number, as ``[counts]`` has them.
+    """
+    taken = {each.read: each.row.source_paths for each in rows if each.targets}
+    numbers: dict[tuple[Pattern, str], set[int]] = {}
+    paths = [*itertools.chain(*taken.values())]
+    places = run_over(taken)
+    for path in paths:
+        tokens, template = tokens_of(path), template_of(path)
+        for at, fixed in enumerate(template[:-1]):
+            if fixed is None and template[:at] in places:
+                place = template[:at], tokens[at + 1]
+                numbers.setdefault(place, set()).add(int(tokens[at]))
+    counts: dict[str, str] = {}
+    for (above, end), every in numbers.items():
+        before = "".join("*" if token is None else escaped(token) for token in above)
+        key = stated.count_key(before, len(every))
+        text = f"{before}{{l}}{end}{'**' if end == '/' else '*'}"
+        if key and Count.of(text, key, {}).numbers(paths) == [*range(len(every))]:
+            counts[text] = key
+    return counts
 
 
 def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
@@ -166,7 +197,9 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
         row = row.marked("length", "how many these are was seen at this size alone")
     for atom, take in row.takes:
         is_part = take.is_order and take.size and is_factor(row, atom)
-        is_few = 0 < take.size <= _MOST_PARTS and take.size not in stated.counts
+        is_few = (
+            0 < take.size <= _MOST_PARTS and take.size not in stated.counts.values()
+        )
         if not is_part or not is_few or is_of_heads:
             row = row.marked("order", "what it takes was seen at this size alone")
     if is_of_heads and (other := stated.contradiction(row)):

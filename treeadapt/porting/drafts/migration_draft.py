@@ -99,6 +99,7 @@ class MigrationDraft:
     _sizes: WrittenSizes = dataclasses.field(repr=False)
     _has_function: bool = dataclasses.field(repr=False)
     _shapes: Shapes = dataclasses.field(repr=False)
+    _counts: Mapping[str, str] = dataclasses.field(repr=False)
     _inner: MigrationDraft | None = dataclasses.field(repr=False, default=None)
     _place: int = dataclasses.field(repr=False, default=0)
 
@@ -223,6 +224,9 @@ class MigrationDraft:
                 f"[{above}config]",
             )
             yield from MIGRATION_FILE.field_lines(asked)
+        if self._counts and not above:  # of several tables, paths may have other names
+            yield from ("", "# So many there are, by the configuration:", "[counts]")
+            yield from MIGRATION_FILE.field_lines(self._counts)
         if seen or fixed:
             yield from ("", f"[{above}sizes]")
         if fixed:

@@ -28,6 +28,13 @@ _WIDTH = re.compile(r"hidden_size|n_embd|d_model|dim|embed_dim")
 _FEWER = re.compile(r"kv|key|value|group")
 _COUNT = re.compile(r"^num_|^n_|heads|layers|experts|groups|blocks|depth")
 _FIRST = re.compile(r"dense")
+_WORDS = re.compile(r"[^A-Za-z]+")
+_LAYERS = {"layer", "layers", "h", "block", "blocks", "resblocks"}
+_EXPERTS = {"expert", "experts"}
+_OF_LAYERS = re.compile(
+    r"(num_|n_)?(hidden_|encoder_|decoder_)?layers?|depth|num_blocks"
+)
+_OF_EXPERTS = re.compile(r"(num_|n_)(local_|routed_)?experts")
 _TIED = "tie_word_embeddings"
 
 
@@ -38,16 +45,38 @@ class ModelConfig:
     Attributes:
         heads: the key of the size of a head, by the number of heads and that size.
         first: keys of numbers of first layers that are dense, by these.
-        counts: numbers of heads, layers, experts and whatever else is counted.
+        counts: numbers of heads, layers, experts and whatever else is counted, by key.
         tied: the key that says that the head is the embedding; empty without one.
         note: why nothing is known; empty if there is nothing to say.
     """
 
     heads: Mapping[tuple[int, int], str]
     first: Mapping[int, str]
-    counts: frozenset[int] = frozenset()
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tied: str = ""
     note: str = ""
+
+    def count_key(self, before: str, number: int) -> str:
+        """Return the key that says how many layers, or experts, there are.
+
+        Args:
+            before: what is before the numbers of their paths.
+            number: how many there are.
+
+        Returns:
+            The key; empty if none says so, or several do.
+        """
+        word = _WORDS.split(before)[-2:][0].lower()
+        is_layer, is_expert = word in _LAYERS, word in _EXPERTS
+        wanted = _OF_LAYERS if is_layer else _OF_EXPERTS
+        other = "encoder" if "decoder" in before else "decoder"
+        keys = [
+            key
+            for key, value in self.counts.items()
+            if value == number and wanted.fullmatch(key.rpartition(".")[2])
+            if other not in key
+        ]
+        return keys[0] if len(keys) == 1 and (is_layer or is_expert) else ""
 
     def head_sizes(self, row: DraftRow) -> dict[int, str]:
         """Return the atoms of a row that are the size of a head, and its keys."""
@@ -114,17 +143,17 @@ def read_stated(source: Any) -> ModelConfig:
         return dataclasses.replace(NOTHING, note=text)
     heads: dict[tuple[int, int], str] = {}
     first: dict[int, str] = {}
-    counts: set[int] = set()
+    counts: dict[str, int] = {}
     tied = ""
     for prefix, section in _sections(fields, "") if isinstance(fields, Mapping) else ():
         for number, size, key in _heads_of(section, prefix):
             heads.setdefault((number, size), key)
-        counts |= {value for _, value in _sizes_in(section, _COUNT)}
+        counts |= {prefix + key: value for key, value in _sizes_in(section, _COUNT)}
         for key, value in _sizes_in(section, _FIRST):
             first.setdefault(value, prefix + key)
         if section.get(_TIED) is True:
             tied = tied or prefix + _TIED
-    return ModelConfig(heads, first, frozenset(counts), tied)
+    return ModelConfig(heads, first, counts, tied)
 
 
 def _sections(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
