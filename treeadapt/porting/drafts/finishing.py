@@ -155,10 +155,9 @@ def finished(
         shared,
         tuple(texts),
         tuple(with_sizes(row) for row in refuted),
-        of_rows,
+        dataclasses.replace(of_rows, counts=_counts(texts, stated)),
         unread is not None,
         {path: leaf.shape for path, leaf in source.leaves.items()},
-        _counts(texts, stated) if stated.counts else {},
     )
 
 
@@ -168,6 +167,8 @@ def _counts(rows: Sequence[WrittenRow], stated: ModelConfig) -> dict[str, str]:
     Returns:
         The keys by paths with one number, as ``[counts]`` has them.
     """
+    if not stated.counts:
+        return {}
     taken = {each.read: each.row.source_paths for each in rows if each.targets}
     numbers: dict[tuple[Pattern, str], set[int]] = {}
     paths = [*itertools.chain(*taken.values())]

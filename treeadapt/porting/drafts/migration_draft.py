@@ -99,7 +99,6 @@ class MigrationDraft:
     _sizes: WrittenSizes = dataclasses.field(repr=False)
     _has_function: bool = dataclasses.field(repr=False)
     _shapes: Shapes = dataclasses.field(repr=False)
-    _counts: Mapping[str, str] = dataclasses.field(repr=False)
     _inner: MigrationDraft | None = dataclasses.field(repr=False, default=None)
     _place: int = dataclasses.field(repr=False, default=0)
 
@@ -224,9 +223,10 @@ class MigrationDraft:
                 f"[{above}config]",
             )
             yield from MIGRATION_FILE.field_lines(asked)
-        if self._counts and not above:  # of several tables, paths may have other names
+        counts = self._sizes.counts
+        if counts and not above:  # of several tables, paths may have other names
             yield from ("", "# So many there are, by the configuration:", "[counts]")
-            yield from MIGRATION_FILE.field_lines(self._counts)
+            yield from MIGRATION_FILE.field_lines(counts)
         if seen or fixed:
             yield from ("", f"[{above}sizes]")
         if fixed:

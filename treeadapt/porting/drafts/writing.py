@@ -128,11 +128,13 @@ class WrittenSizes:
         sizes: by the names that are in the rows.
         keys: where a configuration states them, by name.
         open: names of those that no shape gives at another size.
+        counts: keys of the configuration, by paths with one number, which it counts.
     """
 
     sizes: dict[str, int]
     keys: dict[str, str]
     open: frozenset[str]
+    counts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def alone(texts: tuple[str, ...]) -> Any:
