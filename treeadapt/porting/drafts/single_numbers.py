@@ -1,29 +1,38 @@
-"""Numbers of paths that a row names, and other rows run over.
+"""Numbers of paths that were seen at one model alone, and the rows that rest on them.
 
 A model with more layers has other numbers: ``layers.3.w``, dropped, was the last of
-four; ``{l+6}`` begins after two blocks of three. A number that no row runs over, as of
-``Conv_0`` and ``Conv_1``, is a part of a name; so is a small one right after a word, as
-of ``bn1``. Where all rows move leaves alike, and each number becomes itself plus the
-same, it is only written apart, as of the one kernel of three that is 1 by 1. Where a
-list gives numbers other ones, as ``{n=1a,2a,2b}`` and ``{n=0,1,2}``, they were counted
-through this model, and so was what else is in that place.
+four; ``{l+6}`` begins after two blocks of three. Most numbers say nothing of that kind.
+One that no row runs over, as of ``Conv_0`` and ``Conv_1``, is a part of a name; so is a
+small one right after a word, as of ``bn1``, and one of the few that each block of a
+model has, as of its two norms ``LayerNorm_0`` and ``LayerNorm_2``. All others are
+counts, and a row rests on those of this model for one of three reasons, which are the
+three parts of this file:
+
+- it names counts that other rows run over, and moves their leaves in its own way;
+- it adds to counts what rows that fill the same place do not add;
+- it gives counts others by a list, as ``{n=1a,2a,2b}`` and ``{n=0,1,2}``, or fills a
+  place where a list does: these were counted through this model.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
-import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from treeadapt.porting.drafts.parts import Pattern
+from treeadapt.porting.drafts.path_numbers import (
+    Above,
+    Members,
+    PathNumber,
+    PathNumbers,
+    is_of_layers,
+)
 from treeadapt.porting.drafts.rows import (
     DraftAddress,
     DraftRow,
     Hole,
     are_renumbered,
-    by_template,
     is_count,
     template_of,
     tokens_of,
@@ -31,106 +40,79 @@ from treeadapt.porting.drafts.rows import (
 from treeadapt.porting.drafts.writing import WrittenRow
 from treeadapt.text.names import listing, natural
 
-_LARGE = "987654321"  # a number that no model has
 _ALONE = (
     "Numbers of layers in a path are those of this model; with others, no row takes "
     "the leaves of:"
 )
+_ADDED = "what is added to these numbers was seen at this size alone"
+_LISTED = "numbers that a list gives other ones were seen at this size alone"
 _MOST_IN_A_WORD = 3  # of numbers as in ``conv3``
 
 
-class _Place(NamedTuple):
-    """A number of the paths of a side, by all that is around it."""
-
-    side: int
-    template: Pattern
-    position: int
-
-    @property
-    def above(self) -> tuple[int, Pattern]:
-        """The side, and what is before the number."""
-        return self.side, self.template[: self.position]
-
-
-class _Use(NamedTuple):
-    """What a row does with a number of its paths.
-
-    Attributes:
-        row: its place in the table.
-        numbers: that its leaves have there.
-        runs: whether it takes any number, or any after the first ones.
-        names: whether there are numbers that it does not take.
-        is_part: whether it would run, but for what it leaves to other rows.
-    """
-
-    row: int
-    numbers: frozenset[int]
-    runs: bool
-    names: bool
-    is_part: bool
-
-
 def with_single_numbers(
-    rows: Sequence[WrittenRow], inner: Collection[tuple[int, Pattern]]
+    rows: Sequence[WrittenRow], inner: Collection[Above]
 ) -> tuple[list[WrittenRow], str]:
-    """Mark rows that name numbers of leaves that others have, too.
+    """Mark rows that rest on numbers of this model.
 
-    Rows that drop the last of numbers which others run over are marked, too. A note is
-    enough for others that name numbers of sources: no row takes other numbers there,
-    which is an error.
+    A note is enough for those that name numbers of sources which no row takes at
+    another size: that is an error.
 
     Args:
         rows: a table, rows that drop leaves included.
         inner: what is before numbers within a block, whose size is in ``sizes``.
     """
-    uses: dict[_Place, list[_Use]] = {}
-    runs: dict[object, set[int]] = collections.defaultdict(set)
-    last: dict[object, int] = collections.defaultdict(int)
-    for number, each in enumerate(rows):
-        for place, use in _uses(number, each):
-            uses.setdefault(place, []).append(use)
-            runs[place.above] |= {number} if use.runs else set()
-            last[place.above] = max(last[place.above], *use.numbers)
-    marked, alone = [*rows], set()
-    for place, every in uses.items():
-        if place.above in inner or _is_of_a_word(place, every):
-            continue
-        is_same = _are_only_renamed(place, [rows[use.row].row for use in every])
-        for use in every:
-            others = [other for other in every if other.row != use.row]
-            is_among = any(o.runs or o.is_part or use.is_part for o in others)
-            is_last = 0 < last[place.above] == max(use.numbers)
-            is_run_over = bool(runs[place.above] - {use.row})
-            is_dropped = is_last and is_run_over and not rows[use.row].targets
-            if use.names and is_among and is_same:
-                continue
-            if use.names and (is_among or is_dropped):
-                above = "".join("#" if t is None else t for t in place.above[1])
-                note = f"numbers after {above!r} were seen at this size alone"
-                row = marked[use.row].row.marked("numbers", note)
-                marked[use.row] = marked[use.row].with_row(row)
-            elif use.names and is_run_over and max(use.numbers) and not place.side:
-                alone.add(use.row)
-    for number in _shifted_apart(rows):
-        note = "what is added to these numbers was seen at this size alone"
-        row = marked[number].row.marked("numbers", note)
-        marked[number] = marked[number].with_row(row)
-    for number in _counted_through(rows, uses, inner):
-        note = "numbers that a list gives other ones were seen at this size alone"
-        row = marked[number].row.marked("numbers", note)
-        marked[number] = marked[number].with_row(row)
+    numbers = PathNumbers(rows)
+    named, alone = _named_among_others(numbers, inner)
+    reasons = [
+        *named,
+        *((row, _ADDED) for row in _shifted_apart(rows)),
+        *((row, _LISTED) for row in _counted_through(numbers, inner)),
+    ]
+    marked = [*rows]
+    for row, note in reasons:
+        marked[row] = marked[row].with_row(marked[row].row.marked("numbers", note))
     names = [marked[n].sources[0] for n in sorted(alone) if not marked[n].row.checks]
     return marked, f"{_ALONE} {listing(names, limit=3)}." if names else ""
 
 
-def _is_of_a_word(place: _Place, uses: Sequence[_Use]) -> bool:
-    """Return whether a number is small and right after a word, as of ``conv1``."""
-    before = place.template[place.position - 1] if place.position else None
-    most = max(max(use.numbers) for use in uses)
-    return before is not None and before.isalpha() and most <= _MOST_IN_A_WORD
+# --- counts that a row names ---
 
 
-def _are_only_renamed(place: _Place, rows: Sequence[DraftRow]) -> bool:
+def _named_among_others(
+    numbers: PathNumbers, inner: Collection[Above]
+) -> tuple[list[tuple[int, str]], set[int]]:
+    """Return rows that name numbers which others run over.
+
+    Those that move their leaves in another way come with a note, and those that drop
+    the last of all. Others only name numbers that have no row in a larger model.
+    """
+    named: list[tuple[int, str]] = []
+    alone: set[int] = set()
+    for place, uses in numbers.uses.items():
+        most = max(max(use.numbers) for use in uses)
+        is_name = place.is_after_a_word and not is_of_layers(place.above)
+        is_name = is_name and most <= _MOST_IN_A_WORD
+        if place.above in inner or is_name:
+            continue
+        are_alike = _are_only_renamed(place, [numbers.rows[u.row].row for u in uses])
+        for use in (use for use in uses if use.names):
+            others = [other for other in uses if other.row != use.row]
+            is_among = any(o.runs or o.is_part or use.is_part for o in others)
+            if is_among and are_alike:
+                continue
+            is_run_over = bool(numbers.running[place.above] - {use.row})
+            is_last = 0 < numbers.last[place.above] == max(use.numbers)
+            is_dropped = is_last and is_run_over and not numbers.rows[use.row].targets
+            if is_among or is_dropped:
+                above = "".join("#" if t is None else t for t in place.above[1])
+                note = f"numbers after {above!r} were seen at this size alone"
+                named.append((use.row, note))
+            elif is_run_over and max(use.numbers) and not place.side:
+                alone.add(use.row)
+    return named, alone
+
+
+def _are_only_renamed(place: PathNumber, rows: Sequence[DraftRow]) -> bool:
     """Return whether rows move leaves alike, and add the same to their numbers."""
     if place.side == 1 or any(len(row.places) != 2 for row in rows):
         return False
@@ -178,6 +160,9 @@ def _axes_taken(row: DraftRow) -> list[int | None] | None:
     if any(axis[0] and axis[0] not in places for axis in target.axes):
         return None
     return [places[axis[0]] if axis[0] else None for axis in target.axes]
+
+
+# --- what is added to counts ---
 
 
 def _shifted_apart(rows: Sequence[WrittenRow]) -> list[int]:
@@ -244,123 +229,191 @@ def _shifts(old: Hole, new: Hole) -> set[int]:
     return {int(two) - int(one) for one, two in pairs} if are_numbers else set()
 
 
-def _counted_through(
-    rows: Sequence[WrittenRow],
-    uses: Mapping[_Place, Sequence[_Use]],
-    inner: Collection[tuple[int, Pattern]],
-) -> list[int]:
+# --- counts that a list gives others ---
+
+
+class _Renumbering(NamedTuple):
+    """Numbers of sources that become others, in one place of the targets.
+
+    Attributes:
+        places: what is before them in both paths.
+        olds: numbers of the sources, or texts that hold some.
+        news: those of the targets, in the same order.
+        row: whose list says so; None if several rows name one each.
+    """
+
+    places: tuple[Above, Above]
+    olds: Sequence[str]
+    news: Sequence[str]
+    row: int | None = None
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether what has the larger number has it on both sides."""
+        order = sorted(
+            range(len(self.olds)), key=[*map(natural, self.olds)].__getitem__
+        )
+        return [self.news[n] for n in order] == sorted(self.news, key=natural)
+
+
+def _counted_through(numbers: PathNumbers, inner: Collection[Above]) -> list[int]:
     """Return rows that give numbers other ones, and all in the same places.
 
     As of blocks that the target counts through all stages: their numbers follow from
     how many each stage has. The first of all is the first in any model, unless they are
     counted from the last.
     """
-    lists = [(n, found) for n, each in enumerate(rows) for found in _lists(each.row)]
-    marked = {n for n, (_, olds, news) in lists if are_renumbered(olds, news)}
-    alone = (found for place in uses for found in _moved(place, rows, uses))
-    places: dict[Pattern, bool] = {}
-    for above, olds, news in itertools.chain((found for _, found in lists), alone):
-        if are_renumbered(olds, news):
-            order = sorted(range(len(olds)), key=[*map(natural, olds)].__getitem__)
-            is_rising = [news[n] for n in order] == sorted(news, key=natural)
-            places[above] = places.get(above, True) and is_rising
-    for number, each in enumerate(rows if places else ()):
-        for path in () if each.row.is_rest else each.row.target_paths:
-            template, tokens = template_of(path), tokens_of(path)
-            for at, token in enumerate(template):
-                above = template[:at]
-                every = {above, above[:-2]} if (1, above) in inner else {above}
-                is_rising = all(places.get(place, True) for place in every)
-                is_there = token is None and not every.isdisjoint(places)
-                if is_there and (int(tokens[at]) or not is_rising):
-                    marked.add(number)
+    every = (*_of_lists(numbers.rows), *_of_several_rows(numbers))
+    counted = [
+        each
+        for each in every
+        if are_renumbered(each.olds, each.news) and not _are_names(each, numbers)
+    ]
+    marked = {each.row for each in counted if each.row is not None}
+    rising: dict[Above, bool] = {}
+    for each in counted:
+        place = each.places[1]
+        rising[place] = rising.get(place, True) and each.is_rising
+    for number, each_row in enumerate(numbers.rows if rising else ()):
+        paths = () if each_row.row.is_rest else each_row.row.target_paths
+        if any(_is_counted(path, rising, inner) for path in paths):
+            marked.add(number)
     return sorted(marked)
 
 
-def _moved(
-    place: _Place, rows: Sequence[WrittenRow], uses: Mapping[_Place, Sequence[_Use]]
-) -> Iterator[tuple[Pattern, Sequence[str], Sequence[str]]]:
-    """Yield what is before numbers that rows name, those of sources, and these numbers.
+def _is_counted(
+    path: str, rising: Mapping[Above, bool], inner: Collection[Above]
+) -> bool:
+    """Return whether a path of the target has a count, but for the first of all.
+
+    Args:
+        path: of the target.
+        rising: whether counts keep their order, by the places that have some.
+        inner: as for ``with_single_numbers``. What is counted in blocks is in theirs.
+    """
+    template = template_of(path)
+    for at, token in enumerate(tokens_of(path)):
+        own = 1, template[:at]
+        places = {own, (1, template[: at - 2])} if own in inner else {own}
+        orders = [rising[place] for place in places if place in rising]
+        if template[at] is None and orders and (int(token) or not all(orders)):
+            return True
+    return False
+
+
+def _are_names(new: _Renumbering, numbers: PathNumbers) -> bool:
+    """Return whether numbers of both sides are parts of names within a block.
+
+    So are those of modules of different kinds, as of attention and of a map. So are
+    those that keep their order, of modules of which a block has no others: in a larger
+    model a block has the same ones, and a number that is not among them has no row.
+    """
+    if not all(map(is_count, (*new.olds, *new.news))):
+        return False
+    in_blocks = [above for above in new.places if None in above[1]]
+    members = [numbers.members_of_blocks(above) for above in in_blocks]
+    if not members or None in members:
+        return False
+    if any(each and _are_of_different_kinds(each) for each in members):
+        return True
+    sides = zip(new.places, (new.olds, new.news), strict=True)
+    are_all = all(numbers.numbers_after(above) == {*own} for above, own in sides)
+    return are_all and new.is_rising and not any(map(is_of_layers, new.places))
+
+
+def _are_of_different_kinds(members: Members) -> bool:
+    """Return whether each member of a block has leaves that no other one has."""
+    pairs = itertools.permutations(members.values(), 2)
+    return all(one - other for one, other in pairs)
+
+
+def _of_lists(rows: Sequence[WrittenRow]) -> Iterator[_Renumbering]:
+    """Yield what the lists of rows do with numbers."""
+    for number, each in enumerate(rows):
+        olds = [hole for place in each.row.sources for hole in _holes(place)]
+        for place in each.row.targets:
+            for (above, old), (new_above, new) in itertools.product(
+                olds, _holes(place)
+            ):
+                if old.atoms == new.atoms:
+                    places = (0, above), (1, new_above)
+                    yield _Renumbering(places, old.texts, new.texts, number)
+
+
+def _holes(place: DraftAddress) -> Iterator[tuple[Pattern, Hole]]:
+    """Yield what is before each hole of a path, and the hole."""
+    above: Pattern = ()
+    for token in place.tokens:
+        is_number = isinstance(token, Hole) or is_count(token)
+        if isinstance(token, Hole):
+            yield above, token
+        above = (*above, None if is_number else str(token))
+
+
+class _Move(NamedTuple):
+    """How one leaf is renamed by a row, as far as a number of its target goes.
+
+    Attributes:
+        row: its place in the table.
+        olds: the numbers of the source.
+        new: that number.
+    """
+
+    row: int
+    olds: tuple[str, ...]
+    new: str
+
+
+def _of_several_rows(numbers: PathNumbers) -> Iterator[_Renumbering]:
+    """Yield what rows do with numbers of which each names some.
 
     Nothing where one of the numbers of the sources becomes itself plus the same, or
     where those right after words, which are names, are needed to tell them apart.
     """
-    groups: dict[Pattern, dict[tuple[str, ...], str]] = {}
-    for use in uses[place] if place.side == 1 else ():
-        row = rows[use.row].row
-        is_plain = len(row.places) == 2 and not use.runs
-        for sources, targets in row.pairs if is_plain else ():
-            if template_of(targets[0]) != place.template:
-                continue
-            template, tokens = template_of(sources[0]), tokens_of(sources[0])
-            numbers = (tokens[at] for at, each in enumerate(template) if each is None)
-            new = tokens_of(targets[0])[place.position]
-            groups.setdefault(template, {})[tuple(numbers)] = new
-    for template, group in groups.items():
-        columns = [*zip(*group, strict=True)]
-        places = (at for at, each in enumerate(template) if each is None)
-        of_names = [at > 0 and str(template[at - 1]).isalpha() for at in places]
-        counted = {
-            (*itertools.compress(numbers, map(operator.not_, of_names)), new)
-            for numbers, new in group.items()
-        }
-        is_of_counts = len({key[:-1] for key in counted}) == len(counted)
-        is_one = len({*group.values()}) == 1  # a part of a name, as 2 of ``fc_2``
-        if (
-            is_of_counts
-            and not is_one
-            and all(are_renumbered(each, [*group.values()]) for each in columns)
-        ):
-            olds = [".".join(numbers) for numbers in group]
-            yield place.above[1], olds, [*group.values()]
+    for place, uses in numbers.uses.items():
+        moves: dict[Pattern, list[_Move]] = {}
+        for use in uses if place.side == 1 else ():
+            row = numbers.rows[use.row].row
+            is_plain = len(row.places) == 2 and not use.runs
+            for (old, *_), (new, *_) in row.pairs if is_plain else ():
+                if template_of(new) == place.template:
+                    olds = tuple(filter(is_count, tokens_of(old)))
+                    move = _Move(use.row, olds, tokens_of(new)[place.position])
+                    moves.setdefault(template_of(old), []).append(move)
+        for template, alike in moves.items():
+            yield from _of_one_template(numbers, place, template, alike)
 
 
-def _lists(row: DraftRow) -> Iterator[tuple[Pattern, Sequence[str], Sequence[str]]]:
-    """Yield what is before the lists of a target, and those of both sides."""
-    olds = [t for each in row.sources for t in each.tokens if isinstance(t, Hole)]
-    for address in row.targets:
-        above: Pattern = ()
-        for token in address.tokens:
-            is_number = isinstance(token, Hole) or is_count(token)
-            if isinstance(token, Hole):
-                every = (old for old in olds if old.atoms == token.atoms)
-                yield from ((above, old.texts, token.texts) for old in every)
-            above = (*above, None if is_number else str(token))
+def _of_one_template(
+    numbers: PathNumbers,
+    place: PathNumber,
+    template: Pattern,
+    moves: Sequence[_Move],
+) -> Iterator[_Renumbering]:
+    """Yield the renumbering of paths that differ in numbers only.
 
+    Args:
+        numbers: of the table.
+        place: the number of the targets.
+        template: of the paths of the sources.
+        moves: of these paths.
+    """
 
-def _uses(number: int, each: WrittenRow) -> Iterator[tuple[_Place, _Use]]:
-    """Yield what a row does with each number of its paths."""
-    sized = bool(each.spelling.sizes)
-    there = each.respelled(sizes={}).read if sized else each.read
-    sides = ((there, each.row.source_paths), (there.reversed(), each.row.target_paths))
-    fewest = 0
-    for side, (read, paths) in enumerate(sides):
-        templates = by_template(paths)
-        for template, members in templates.items():
-            # A number of a target that the source has, too, is judged there.
-            is_new = side == 0 or template.count(None) > fewest
-            every = [*zip(*map(tokens_of, members), strict=True)]
-            tokens = [numbers[0] for numbers in every]
-            for position, numbers in enumerate(every):
-                if template[position] is not None:
-                    continue
-                takes_large, takes_first = (
-                    each.row.is_rest
-                    or read.takes("".join(_with_number(tokens, position, new)))
-                    for new in (_LARGE, "0")
-                )
-                is_shifted = takes_large and not takes_first
-                is_listed = bool(each.spelling.lists) and not takes_large
-                use = _Use(
-                    number,
-                    frozenset(map(int, numbers)),
-                    runs=takes_large,
-                    names=is_new and (not takes_large or (is_shifted and not sized)),
-                    is_part=is_shifted or is_listed,
-                )
-                yield _Place(side, template, position), use
-        fewest = min((template.count(None) for template in templates), default=0)
+    def decide(columns: Sequence[int]) -> bool:
+        keys = {(*(move.olds[n] for n in columns), move.new) for move in moves}
+        return len({key[:-1] for key in keys}) == len(keys)
 
-
-def _with_number(tokens: Sequence[str], position: int, number: str) -> Sequence[str]:
-    return (*tokens[:position], number, *tokens[position + 1 :])
+    rows = {move.row for move in moves}
+    olds = [PathNumber(0, template, n) for n, t in enumerate(template) if t is None]
+    runs = [all(u.runs for u in numbers.uses[p] if u.row in rows) for p in olds]
+    # The numbers of blocks, over which all of the rows run, decide nothing.
+    columns = [n for n, is_of_blocks in enumerate(runs) if not is_of_blocks]
+    columns = columns if decide(columns) else [*range(len(olds))]
+    if not decide([n for n in columns if not olds[n].is_after_a_word]):
+        return
+    by_olds = {tuple(move.olds[n] for n in columns): move.new for move in moves}
+    news = [*by_olds.values()]
+    is_one = len({*news}) == 1  # a part of a name, as 2 of ``fc_2``
+    if not is_one and all(are_renumbered(e, news) for e in zip(*by_olds, strict=True)):
+        places = olds[columns[-1]].above, place.above
+        yield _Renumbering(places, [*map(".".join, by_olds)], news)

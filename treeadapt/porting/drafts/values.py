@@ -126,8 +126,8 @@ def _rows_of_other_numbers(pool: Components, counts: Counts) -> list[DraftRow]:
         parts = _pools(itertools.chain(*named)).values()
         every = [Pool(part, counts).rows() for part in parts]
         if all(every):
-            # What is united as a list gets a note (see ``single_numbers``).
-            return [row.marked("numbers") for rows in every for row in rows or ()]
+            # What is united as a list may get a mark (see ``single_numbers``).
+            return [row for rows in every for row in rows or ()]
     return []
 
 

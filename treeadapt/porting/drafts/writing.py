@@ -28,10 +28,11 @@ _COUNT = range(10**6)
 #: What separates axes from a path, where it is a part of the path.
 ESCAPED_SPLIT = SPLIT.replace(":", r"\:")
 _FIRST = "dense"  # layers before those that are counted from there
-_NEAR = {  # the word before a number
-    "l": {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"},
-    "x": {"expert", "experts"},
-}
+#: Words before a number of which a larger model has more.
+LAYER_WORDS = frozenset(
+    {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"}
+)
+_NEAR = {"l": LAYER_WORDS, "x": {"expert", "experts"}}  # the word before a number
 _TEXTS = {  # what a list is of
     "k": {"weight", "bias", "kernel", "scale", "gamma", "beta", "w", "b"},
     "p": {"q", "k", "v", "query", "key", "value", "gate", "up", "down"},
