@@ -9,6 +9,7 @@ some of the first or last, and any other multiple, by rank.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from treeadapt.porting.drafts.numbers import (
     known_in_all,
 )
 from treeadapt.porting.drafts.rows import DraftRow, Hole, by_template, template_of
+from treeadapt.porting.drafts.slices import with_links_of_slices
 from treeadapt.porting.drafts.values import (
     rows_of_counted_names,
     rows_of_links,
@@ -183,7 +185,11 @@ class Evidence:
 
     def reordered(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
         """Return rows that ``take`` numbers, of leaves that no live row has."""
-        _, news, links = self.linked_without_live_row(rows)
+        ones, news, links = self.linked_without_live_row(rows)
+        if len(self.calls) == 1:  # else all numbers are distinct
+            links = with_links_of_slices(
+                ones, news, links, functools.partial(self._read, 0)
+            )
         linked = {link.ends[0].path for link in links}
         free = {*self.without_row([row for row in rows if row.is_live])[0]} - linked
         olds = self._leaves(0, [*self.source.leaves], {})
@@ -191,6 +197,9 @@ class Evidence:
             self._with_left_out(r, free) for r in rows_of_orders(olds, news, links)
         )
         return [*self._fitting(filter(None, whole), {}, {})]
+
+    def _read(self, nth: int, side: int, path: str) -> np.ndarray:
+        return self.calls[nth][side].array(path)
 
     def _with_left_out(self, row: DraftRow, free: Collection[str]) -> DraftRow | None:
         """Return a row with the leaves that it leaves out; None if others need them.

@@ -19,7 +19,7 @@ from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.links import find_links, leaf_of
 from treeadapt.porting.drafts.merging import canonical, is_guess, merged
 from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
-from treeadapt.porting.drafts.numbers import find_origins
+from treeadapt.porting.drafts.numbers import contents, find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import DraftRow, Hole, template_of, tokens_of
@@ -41,6 +41,10 @@ from treeadapt.trees.casting import has_zero
 
 NO_ROW = (
     "The two sides have numbers in common, in an order that no row found here gives."
+)
+_MIXED = (
+    "both have the same numbers in another order, which too few of them show that are "
+    "there once"
 )
 _MOST_PARTS = 8  # of an axis, as gates, of which an order is a part of the formula
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
@@ -105,6 +109,10 @@ def finished(
         _collapsed(rows, source, target),
         key=lambda row: min(place[path] for path in row.source_paths),
     )
+    rows = [
+        row.marked("", _MIXED) if _is_mixed(row, source, target) else row
+        for row in rows
+    ]
     live, refuted = (
         merged([row for row in rows if row.is_live == is_live])
         for is_live in (True, False)
@@ -187,6 +195,19 @@ def _counts(rows: Sequence[WrittenRow], stated: ModelConfig) -> dict[str, str]:
         if key and Count.of(text, key, {}).numbers(paths) == [*range(len(every))]:
             counts[text] = key
     return counts
+
+
+def _is_mixed(row: DraftRow, source: Side, target: Side) -> bool:
+    """Return whether numbers contradict a row, and are the same in another order."""
+    if row.is_live or source.arrays is None or target.arrays is None:
+        return False
+    for olds, news in row.pairs:
+        dtype = target.leaves[news[0]].dtype
+        both = [*map(source.array, olds)], [*map(target.array, news)]
+        old, new = (contents(arrays, dtype) for arrays in both)
+        if not old or old != new:
+            return False
+    return True
 
 
 def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:

@@ -36,8 +36,8 @@ _SHARED = (
     "# were one table, and a first one that makes two numbers of one, or one of an",
     "# ending such as `_reverse`; with convert=, sums too. What is cut otherwise takes",
     "# a table `a` that is written manually: draft_migration(a(source), target) drafts",
-    "# `b` of `a.then(b)`. If there are copies on the source's side, draft the other",
-    "# way around, and take the inverse, which undoes a `repeat`:",
+    "# `b` of `a.then(b)`. If there are copies on the source's side,",
+    "# draft the other way around, and take the inverse, which undoes a `repeat`:",
 )
 _SEEN = (
     "# No shape says these: they were seen at this size alone, so their rows have a",
