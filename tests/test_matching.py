@@ -309,6 +309,56 @@ def test_another_size_takes_the_mark_of_sizes_away_or_refutes_the_table():
     assert "more=" in refuted.why[-1]
 
 
+def heads_last(heads: int, head: int, width: int = 5) -> Pair:
+    """Heads, which the new map has last; the old input is times a root of its size."""
+    x = np.random.default_rng(0).normal(size=(4, width)).astype("f4")
+
+    def reference(p):
+        y = np.sqrt(np.float32(width)) * x @ p["w"].T
+        return np.tanh(y.reshape(4, heads, head))
+
+    def model(p):
+        return np.tanh((x @ p["kernel"]).reshape(4, head, heads)).swapaxes(1, 2)
+
+    target = {"kernel": jax.ShapeDtypeStruct((width, head * heads), "f4")}
+    source = arrays({"w": (heads * head, width)})
+    return Pair("heads last", source, target, model, reference)
+
+
+@pytest.mark.slow
+def test_numbers_of_one_size_are_told_at_another_one():
+    """The number of heads, and the root of the width, are not those of the table."""
+    small, large = heads_last(2, 3, width=6), heads_last(4, 5, width=7)
+    sides = large.source, large.target, large.model, large.reference
+    found = small.match(more=sides)
+    assert_found(small, found)
+    (row,) = found.migration.rows
+    assert {"sizes", "scale"} <= {*row.notes.check.split(", ")}
+    (told,) = found.why
+    assert "= 4 in place of 2" in told
+    assert "scale 2.646 in place of 2.449" in told
+    same = small.match(more=(small.source, small.target, small.model, small.reference))
+    assert same.why == ()
+
+
+@pytest.mark.slow
+def test_what_was_paired_is_said_where_there_is_no_proof():
+    """All was paired, and the table is not that of the other size."""
+    small, large = heads_last(2, 3), heads_last(4, 5, width=7)
+    wrong = large.source, large.target, large.model, lambda p: -large.reference(p)
+    found = small.match(more=wrong)
+    assert found.verdict == "nearest"
+    assert found.nearest is not None
+    first, title, *_ = str(found).splitlines()
+    assert first.startswith("Not found: the table is not that of the models in more=")
+    assert title.startswith(
+        "This table pairs all parts, but with it the answers differ"
+    )
+    smaller = small.source, small.target, small.model, small.reference
+    assert not small.match(more=wrong, limit=200).found
+    assert small.match(more=smaller).found
+
+
 @pytest.mark.slow
 def test_a_limit_ends_the_search():
     found = decoder().match(limit=40)

@@ -36,9 +36,7 @@ _NEAR = 0.1  # a root is to a factor that was seen
 _MOST_TOGETHER = 6  # families, of which all subsets are tried
 _BETTER = 0.9  # of a difference, from which on a change is one for the better
 _MAYBE = 0.05  # a difference that may be that of one factor more
-_FAR_BETTER = (
-    0.1  # of a difference, from which on it is likely the change that it lacks
-)
+_FAR_BETTER = 0.1  # of a difference, where nothing but that change may be lacking
 
 
 class Near(NamedTuple):
@@ -164,9 +162,11 @@ def _offsets_added(blind: BlindAnswers) -> Near:
     best = blind.nearest([{}])
     for _ in range(_MOST_STEPS):
         step = blind.nearest(_offsets(best.changes, blind.vectors))
-        if best.is_right or not step.error < _BETTER * best.error:
-            break  # with nothing to try it is infinite
+        if not step.error < _BETTER * best.error:  # with nothing to try it is infinite
+            break
         best = step
+        if best.is_right:
+            break
     return best
 
 

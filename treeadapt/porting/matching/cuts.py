@@ -3,7 +3,8 @@
 Takes shapes by path; gives pairs of lists of slots, the fewest cuts first. Parts come
 out even if, for each number of elements, both sides have as many of those that could be
 each other by shape: layers of a scan, slices, parts of an axis or of each head. A leaf
-may be two of the target (a tie), and the end of an axis may have no partner (padding).
+may be two of the target (a tie), or two of the source one (a sum), and the end of an
+axis may have no partner (padding).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from treeadapt.porting.drafts.rows import numberless
+from treeadapt.porting.drafts.rows import numberless, tokens_of
 from treeadapt.porting.matching.layers import one_text
 from treeadapt.porting.matching.sides import ModelPart, Spot, Step, Stretch
 from treeadapt.text.names import listing
@@ -27,7 +28,7 @@ Shape: TypeAlias = tuple[int, ...]
 Steps: TypeAlias = tuple[Step, ...]
 
 _MOST_SLICES = 64  # of one axis
-_MOST_STATES = 3_000
+_MOST_STATES = 10_000  # Mamba, fused otherwise on both sides, takes 6,000
 _MOST_PARTS = 4  # of one axis
 _LEAST_STACKED = 4  # leaves below a node, before it is a scan
 _LEFT = 0.3  # what is still uneven, at least counts for that much of a cut
@@ -42,7 +43,7 @@ class LeafFamily:
         paths: of the leaves.
         parts: the way to each part of a leaf, the same in all.
         shape: of a part, with axes of size 1.
-        copies: families that hold the same numbers.
+        copies: families that hold the same numbers; of the source, what is added.
         joined: that shape with the parts of all heads on one axis: the other side may
             have other heads, as grouped queries do.
     """
@@ -191,7 +192,7 @@ def cuts(
 
 
 def why_uneven(source: Mapping[str, Shape], target: Mapping[str, Shape]) -> str:
-    """Say why no cut makes both sides even, and what to look for."""
+    """Say that no cut that was tried makes both sides even, and what to look for."""
     sides = _families(source), _families(target)
     totals = [sum(f.count * f.size for f in families) for families in sides]
     more = int(totals[1] > totals[0])
@@ -217,9 +218,14 @@ def why_uneven(source: Mapping[str, Shape], target: Mapping[str, Shape]) -> str:
         if not any(could_be(family.shape, each.shape) for each in other)
     ]
     text = f" (no leaf of the other side is like {listing(alone, write=str)})"
+    look = (
+        "look for a leaf that one side lacks, or that it has as a sum of two arrays"
+        if excess
+        else "look for a leaf of more parts, or parts that are padded on both sides"
+    )
     return (
-        f"{have}, and no cut of leaves into parts makes them even{text * bool(alone)}: "
-        "look for a leaf that one side lacks, or that it has as a sum of two"
+        f"{have}, and no cut that was tried makes them even{text * bool(alone)}, of "
+        f"slices and of two to {_MOST_PARTS} parts of an axis or of each head: {look}"
     )
 
 
@@ -234,8 +240,9 @@ def _families(leaves: Mapping[str, Shape]) -> tuple[LeafFamily, ...]:
 def _starts(sides: Families) -> Iterator[tuple[float, Families]]:
     """Yield families of which both sides have as many numbers, and what that costs.
 
-    Where one side has more, a leaf of the target may be a copy, or the end of an axis
-    may be padding; one or two such leaves are tried.
+    Where one side has more, a leaf of the target may be a copy, two vectors of the
+    source may add up to one, or the end of an axis may be padding; one or two such
+    leaves are tried.
     """
     totals = [sum(f.count * f.size for f in families) for families in sides]
     excess = totals[1] - totals[0]
@@ -244,7 +251,7 @@ def _starts(sides: Families) -> Iterator[tuple[float, Families]]:
         return
     larger = int(excess > 0)
     trimmed = [*_trimmed(sides, larger)]
-    every = [*trimmed, *(_tied(sides[1], trimmed) if larger else ())]
+    every = [*trimmed, *(_tied(sides[1], trimmed) if larger else _summed(sides[0]))]
     own = sides[larger]
     alone = [(each,) for each in every if each[-1] == abs(excess)]
     for chosen in alone or itertools.combinations(every, 2):
@@ -268,6 +275,30 @@ def _tied(families: Sequence[LeafFamily], trimmed: Sequence[Less]) -> Iterator[L
         if is_pair and sorted(one.shape) == sorted(two.shape):
             tied = dataclasses.replace(one, copies=(two,))
             yield (*ones, *twos), tied, less + twos[0].count * twos[0].size
+
+
+def _summed(families: Sequence[LeafFamily]) -> Iterator[Less]:
+    """Yield two families of vectors that may add up to one: biases of an LSTM."""
+    vectors = [family for family in families if len(family.shape) == 1]
+    for one, two in itertools.combinations(vectors, 2):
+        if one.shape == two.shape and one.count == two.count:
+            summed = dataclasses.replace(one, copies=(two,))
+            yield (one, two), summed, two.count * two.size
+    for family in vectors:
+        for halves in _by_number(family.paths):
+            first, second = (dataclasses.replace(family, paths=p) for p in halves)
+            summed = dataclasses.replace(first, copies=(second,))
+            yield (family,), summed, second.count * second.size
+
+
+def _by_number(paths: Sequence[str]) -> Iterator[list[tuple[str, ...]]]:
+    """Yield paths in two parts: a number of them, as in bias_1 and bias_2, has two."""
+    for column in zip(*map(tokens_of, paths), strict=True):
+        values = [*dict.fromkeys(column)]
+        pairs = [*zip(paths, column, strict=True)]
+        halves = [tuple(path for path, own in pairs if own == each) for each in values]
+        if len(values) == 2 and len(halves[0]) == len(halves[1]):
+            yield halves
 
 
 def _trimmed(sides: Families, side: int) -> Iterator[Less]:

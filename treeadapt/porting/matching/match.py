@@ -7,7 +7,6 @@ not seen to answer right on numbers that the search did not use.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +18,13 @@ import numpy as np
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.porting.drafts.draft import draft_migration
+from treeadapt.porting.matching.another_size import Resized, resized, told
 from treeadapt.porting.matching.first_calls import (
     require_finite,
     require_matchable,
     require_trees,
 )
-from treeadapt.porting.matching.judge import USUAL_TOLERANCE, judge, unseen
+from treeadapt.porting.matching.judge import USUAL_TOLERANCE, unseen
 from treeadapt.porting.matching.model_match import ModelMatch
 from treeadapt.porting.matching.search import Found, Search
 from treeadapt.porting.matching.sides import LimitError, Models, ModelSide, usual
@@ -75,7 +75,8 @@ def match_models(
             ``find_wrong_rows`` mends it.
         more: source, target, model and reference of another size, at which the table
             must answer right too. Without them, sizes that the table states keep a
-            mark, ``check = "sizes"``.
+            mark, ``check = "sizes"``. If it is right there with other sizes alone, or
+            another root of a size as a factor, the marks stay, and ``why`` says which.
         tolerance: largest difference that is rounding, as for ``find_wrong_rows``. Up
             to 1e-4 a difference above 1e-5 must also be within 100 times of what
             rounding the numbers in their last bit changes.
@@ -119,7 +120,11 @@ def match_models(
     match = _result(search, source, target, model)
     if more is None or match.migration is None:
         return match
-    return _at_another_size(match, more, tolerance, limit, seed)
+    other, table = _models(*more, max(limit, _LEAST)), match.migration
+    numbers = _numbers(more[0])
+    there = resized(table, models, other, numbers, tolerance=tolerance, seed=seed)
+    evaluations = match.evaluations + other.evaluations
+    return dataclasses.replace(_with_more(match, there, table), evaluations=evaluations)
 
 
 def _models(
@@ -229,31 +234,25 @@ def _unseen(
         return {}
 
 
-def _at_another_size(
-    match: ModelMatch, more: Any, tolerance: float, limit: int, seed: int
-) -> ModelMatch:
-    """Ask models of another size too; without the marks of sizes if they agree."""
-    source, target, model, reference = more
-    models, table = _models(source, target, model, reference, limit), match.migration
-    assert table is not None
-    zeros = {path: np.zeros(x, "float32") for path, x in models.new.shapes.items()}
-    convert = functools.partial(table, target={**models.new.fixed, **zeros})
-    evaluations = match.evaluations
-    try:
-        verdict = judge(models, _numbers(source), convert, seed)
-        evaluations += models.evaluations
-        is_right, text = verdict.is_right(tolerance), verdict.text(tolerance)
-    except MigrationError as error:
-        is_right, text = False, str(error)
-    if not is_right:
-        why = (*match.why, f"the table is not that of the models in more=: {text}")
+def _with_more(match: ModelMatch, there: Resized, table: Migration) -> ModelMatch:
+    """Return what was found, and whether it is right at another size too."""
+    after = max(match.after, there.verdict.largest)
+    if there.problem:
+        problem = f"the table is not that of the models in more=: {there.problem}"
         return dataclasses.replace(
-            match, found=False, migration=None, why=why, evaluations=evaluations
+            match,
+            found=False,
+            migration=None,
+            nearest=table,
+            after=after,
+            why=(problem, *match.why),
         )
+    if there.changes:
+        return dataclasses.replace(match, after=after, why=(*match.why, told(there)))
     if len(table.tables) == 1:
         rows = (without_check(row, SIZES) for row in table.rows)
         table = with_rows(table, rows, table._new)
-    return dataclasses.replace(match, migration=table, evaluations=evaluations)
+    return dataclasses.replace(match, migration=table, after=after)
 
 
 def _from_answers(

@@ -23,7 +23,8 @@ class ModelMatch:
         migration: the table; None unless found.
         after: largest difference of the answers with it, on the source and on two
             random sources, of usual size and small: see ``find_wrong_rows`` for the
-            measure. Infinite if no table was compared.
+            measure. With ``more=``, on that size too. Infinite if nothing that pairs
+            all parts was compared.
         unseen: leaves of the target of which some entries influence no answer, and
             their share: tokens, positions and experts that the inputs do not reach.
             The table is not proved there.
@@ -34,7 +35,8 @@ class ModelMatch:
         why: what is to know. If nothing was found, first what the models differ in, as
             far as it was measured, then where the search stopped.
         nearest: a table that pairs everything, but with which the answers differ: the
-            models differ elsewhere, as GELU by tanh and by erf. None if found.
+            models differ elsewhere, as GELU by tanh and by erf, or the table is not
+            that of another size. None if found.
         evaluations: how often a model was called.
     """
 
@@ -81,7 +83,10 @@ class ModelMatch:
             whys = [*self.why]
         elif reason:
             lines.append(f"Not found: {reason}.")
-        lines.append(_TITLES[self.verdict].format(after=self.after))
+        title = _TITLES[self.verdict]
+        if not self.found and math.isfinite(self.after):
+            title = _PAIRED[self.nearest is not None]
+        lines.append(title.format(after=self.after))
         table = self.migration if self.found else self.nearest
         if table is not None:
             shows = "answers" if self.found else "near"
@@ -105,9 +110,14 @@ _TITLES = {
         "Found, but for the numbers above: with this table the answers differ by "
         "{after:.2g}."
     ),
-    "nearest": (
-        "This table pairs everything, but the answers differ by {after:.2g}: the "
-        "models differ elsewhere."
+    "nearest": "This table pairs all parts, and it is not proved:",
+    "none": "Nothing that was tried pairs all parts so that the answers are the same.",
+}
+#: Where answers were compared, by whether there is a table.
+_PAIRED = {
+    True: "This table pairs all parts, but with it the answers differ by {after:.2g}:",
+    False: (
+        "All parts are paired, and then the answers differ by {after:.2g}; what is "
+        "missing is a table that says it."
     ),
-    "none": "No table that was tried answers right.",
 }

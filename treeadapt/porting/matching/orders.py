@@ -22,7 +22,8 @@ _MOST = 400  # orders of one part
 _COPIES = 2  # cost of an order within an axis
 PLAIN = _COPIES - 1  # the most that orders of whole axes cost
 KINDS = 3  # of draws
-TIERS = (1, 2, 3, 4)
+TIERS = (1, 2, 3, 4, 5)
+_JOINED_OTHERWISE = 5  # the tier of axes that run backwards, or start elsewhere
 
 #: The sizes of axes on both sides: heads are among them.
 Sizes: TypeAlias = frozenset[int]
@@ -55,7 +56,9 @@ def orders_of(source: Shape, target: Shape, sizes: Sizes, tier: int) -> list[Ord
         sizes: of axes, which may be numbers of heads.
         tier: 1 for whole axes, in every order, split and joined; 2 for halves and
             neighbours within heads too; 3 for heads last; 4 for parts of an axis in
-            another order.
+            another order; 5 for heads last, and axes that run backwards, as of a kernel
+            that is transposed, or that two sizes make the other way round, as of a skip
+            connection.
     """
     fine, coarse = source, target
     is_turned = len(target) >= len(source)
@@ -63,17 +66,13 @@ def orders_of(source: Shape, target: Shape, sizes: Sizes, tier: int) -> list[Ord
         fine, coarse = target, source
     found: dict[bytes, Ordering] = {}
     for positions, cost in _whole(fine, coarse):
-        for axis in (None, *range(len(fine))):
-            for within in _within(fine, axis, sizes, tier):
-                moved = positions
-                if within is not None:
-                    moved = np.take(positions, within, axis=axis)
-                if not is_turned:
-                    back = np.empty(moved.size, np.intp)
-                    back[moved.ravel()] = np.arange(moved.size)
-                    moved = back.reshape(target)
-                order = Ordering(moved, cost + _COPIES * (axis is not None))
-                found.setdefault(moved.tobytes(), order)
+        for more, moved in _moved(positions, sizes, tier):
+            if not is_turned:
+                back = np.empty(moved.size, np.intp)
+                back[moved.ravel()] = np.arange(moved.size)
+                moved = back.reshape(target)
+            order = Ordering(moved, cost + more)
+            found.setdefault(moved.tobytes(), order)
     return sorted(found.values(), key=lambda order: order.cost)[:_MOST]
 
 
@@ -87,25 +86,45 @@ def _whole(fine: Shape, coarse: Shape) -> Iterator[tuple[np.ndarray, int]]:
             yield numbers.transpose(np.argsort(axes)), cost
 
 
-def _within(
-    fine: Shape, axis: int | None, sizes: Sizes, tier: int
-) -> Iterator[np.ndarray | None]:
-    """Yield the orders within one axis; none if no axis changes."""
-    if axis is None:
-        yield None
-        return
-    n = fine[axis]
+def _moved(
+    positions: np.ndarray, sizes: Sizes, tier: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield positions as they are, and in the orders within axes, with their cost."""
+    yield 0, positions
+    for axis, length in enumerate(positions.shape):
+        for within in _within(length, sizes, tier):
+            yield _COPIES, np.take(positions, within, axis=axis)
+    if tier == _JOINED_OTHERWISE:
+        axes = range(positions.ndim)
+        if positions.ndim < 2:
+            return
+        for count in range(1, positions.ndim):
+            for chosen in itertools.combinations(axes, count):
+                yield _COPIES, np.flip(positions, chosen)
+        for axis in axes:
+            for first in _sizes_of_two(positions.shape[axis], sizes):
+                yield _COPIES, np.roll(positions, -first, axis)
+
+
+def _sizes_of_two(length: int, sizes: Sizes) -> list[int]:
+    """Return sizes that make an axis together with another one."""
+    return [n for n in sorted(sizes) if n < length and length - n in sizes]
+
+
+def _within(n: int, sizes: Sizes, tier: int) -> Iterator[np.ndarray]:
+    """Yield the orders within one axis of a length."""
     numbers = np.arange(n)
     if tier >= 2:
         for heads in sorted(h for h in range(1, n) if not n % h):
             size = n // heads
-            if (heads == 1 or heads in sizes) and size % 2 == 0 and size > 2:
+            is_paired = size % 2 == 0 and size > 2 and tier != _JOINED_OTHERWISE
+            if is_paired and (heads == 1 or heads in sizes):
                 for split in ((2, size // 2), (size // 2, 2)):
                     pairs = numbers.reshape(heads, *split)
                     yield pairs.swapaxes(1, 2).ravel()
             if tier >= 3 and heads in sizes and heads > 1:
                 yield numbers.reshape(heads, size).T.ravel()
-    if tier >= 4:
+    if tier == 4:
         for parts in (2, 3, 4):
             if n % parts == 0 and n > parts:
                 for order in itertools.permutations(range(parts)):
@@ -178,8 +197,9 @@ class Drawn:
         return self.numbers[self.blind.positions(side, shape)]
 
     def of(self, side: int, slot: ModelPart) -> dict[Spot, np.ndarray]:
-        """Return the numbers of a slot."""
-        return {place: self(side, place.shape) for place in slot.places}
+        """Return the numbers of a slot; of what is added, those of the first place."""
+        places = slot.places if side else slot.places[:1]
+        return {place: self(side, place.shape) for place in places}
 
 
 def _joined(total: int, ones: np.ndarray, twos: np.ndarray) -> np.ndarray:

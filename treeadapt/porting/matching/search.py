@@ -90,7 +90,9 @@ class Found:
         shapes = models.new.shapes.items()
         arrays = {path: np.zeros(shape, "float32") for path, shape in shapes}
         for moved in self.solution:
-            numbers = moved.source.places[0].of(np.asarray(weights[moved.source.path]))
+            numbers = np.sum(
+                [p.of(np.asarray(weights[p.path])) for p in moved.source.places], axis=0
+            )
             for place, order in zip(moved.target.places, moved.orders, strict=True):
                 scale, offset = self.changes.get(place.path, (1.0, 0.0))
                 part = place.of(arrays[place.path])

@@ -71,7 +71,11 @@ class Spot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelPart:
-    """Numbers that move as one; at several places of the target they are copies."""
+    """Numbers that move as one.
+
+    At several places of the target they are copies. Those of the source add up: the
+    first one has the numbers, and the others are zero while parts are compared.
+    """
 
     places: tuple[Spot, ...]
 

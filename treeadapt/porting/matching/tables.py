@@ -7,6 +7,7 @@ pairs as a function, so it writes layers, scans and experts as a person would.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ NAMES = "names"
 ORDER = "order of axes"
 INTEGERS = "integers"
 SIZES = "sizes"
+LISTED = "order"  # of numbers in one axis, of which another size has others
 
 
 def undecided(found: Found) -> tuple[tuple[str, ...], ...]:
@@ -57,31 +59,83 @@ def table_of(found: Found, models: Models, source: Any) -> Migration:
     }
     convert = functools.partial(found.convert, models)
     draft = draft_marked(leaves, convert=convert, marks=marks)
-    gone = [path for path in draft.unexpected if path in models.old.shapes]
-    if gone or draft.missing:
-        names = listing(fold([*gone, *draft.missing]), limit=4)
-        raise MigrationError(f"no row gives the order of {names}")
+    table = draft.migration
     integers = [
         path
         for path, leaf in leaves.items()
         if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
     ]
-    table = (
-        with_rows(
-            draft.migration, (_checked(r, integers) for r in draft.migration.rows)
-        )
-        if len(draft.migration.tables) == 1
-        else draft.migration
-    )
+    gone = [path for path in draft.unexpected if path in models.old.shapes]
+    left = [*gone, *draft.missing]
+    if len(table.tables) == 1:
+        alone = [*_alone(found, models, leaves, marks, left)] if left else []
+        left = [] if alone else left
+        tables = [*alone, table]
+        rows = (_checked(row, integers) for each in tables for row in each.rows)
+        table = Migration([*rows], sizes=_sizes_of(tables))
+    if left:
+        names = listing(fold(left), limit=4)
+        raise MigrationError(f"no row gives the order of {names}")
     _require_equal(table, found, models, leaves)
     return table
 
 
+def _alone(
+    found: Found,
+    models: Models,
+    leaves: Mapping[str, Any],
+    marks: Mapping[str, str],
+    left: Sequence[str],
+) -> Iterator[Migration]:
+    """Yield a table for each leaf of the target of which no row of a draft made any.
+
+    Rows for several leaves have one order, and these may have others.
+
+    Raises:
+        MigrationError: no row gives the order of one alone either.
+    """
+    sources: dict[str, list[str]] = defaultdict(list)
+    for moved in found.solution:
+        for place in moved.target.places:
+            if {place.path, moved.source.path} & {*left}:
+                sources[place.path] += [each.path for each in moved.source.places]
+    every = [path for each in sources.values() for path in dict.fromkeys(each)]
+    if {*every, *sources} != {*left} or len(every) != len({*every}):
+        return
+    for target, paths in sources.items():
+
+        def convert(weights: Mapping[str, Any], target: str = target) -> dict[str, Any]:
+            others = {p: np.zeros(s, "float32") for p, s in models.old.shapes.items()}
+            return {target: found.convert(models, {**others, **weights})[target]}
+
+        own = {path: leaves[path] for path in paths}
+        draft = draft_marked(own, convert=convert, marks=marks)
+        if draft.unexpected or draft.missing or len(draft.migration.tables) > 1:
+            raise MigrationError(f"no row gives the order of {target}")
+        yield draft.migration
+
+
+def _sizes_of(tables: Sequence[Migration]) -> dict[str, int]:
+    """Return the sizes of all tables.
+
+    Raises:
+        MigrationError: two tables have two sizes for one name.
+    """
+    sizes: dict[str, int] = {}
+    for table in tables:
+        for name, size in table.sizes.items():
+            if sizes.setdefault(name, size) != size:
+                raise MigrationError(f"{name!r} has two sizes in one table")
+    return sizes
+
+
 def _checked(row: Row, integers: Sequence[str]) -> tuple[Any, Any]:
-    """Return a row as typed; with a mark if it drops integers."""
+    """Return a row as typed; with a mark if it drops integers, or lists an order."""
     source, target = row.typed()
     if row.drops and any(row.takes(path) for path in integers):
         return source, (None, {"check": INTEGERS})
+    if row.values.take and not row.notes.check and isinstance(target, tuple):
+        return source, (target[0], {**target[-1], "check": LISTED})
     return source, target
 
 
