@@ -119,6 +119,7 @@ def take_of(found: ta.ModelMatch, name: str) -> dict[str, Any]:
     return row.typed()[1][1]
 
 
+@pytest.mark.slow
 def test_kernels_may_run_backwards():
     pair = joined(OTHERWISE, lambda kernel: kernel[::-1], lambda last: last)
     found = pair.match()
@@ -127,6 +128,7 @@ def test_kernels_may_run_backwards():
     assert take_of(found, "kernel")["check"] == "order"
 
 
+@pytest.mark.slow
 def test_what_is_joined_may_be_joined_the_other_way_round():
     def order(last: Any) -> Any:
         return np.concatenate([last[5:], last[:5]])
@@ -161,6 +163,7 @@ def test_two_biases_of_the_source_may_be_one(names):
     assert not differing.match().found
 
 
+@pytest.mark.slow
 def test_maps_that_both_sides_fuse_otherwise_are_cut():
     """Mamba: both halves of one map, and three of another of the same shape."""
     inner, width, rank, states = 10, 8, 2, 3
