@@ -97,6 +97,7 @@ TESTS_IN_ROOMS = {
     "test_replacing.py": "faults between the steps of replacing",
     "test_shards.py": "the order of reading and writing, and how leaves are divided",
     "test_matching.py": "what counts as rounding",
+    "test_matching_layouts.py": "cuts of shapes, without models",
     "test_nested_parts.py": "boxes of an array that no file has, and what they cost",
     "test_slices.py": "which bytes are read, and parts of boxes",
     "test_stacks_properties.py": "names of layers there and back, of any number",
