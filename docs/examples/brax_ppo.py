@@ -11,7 +11,7 @@
    the same bit for bit, and all others must have moved. Otherwise the exit status is 1.
 
 Run it with ``make demo`` or ``python docs/examples/brax_ppo.py``. It takes a
-minute or two on two CPU cores, a third of it compilation.
+minute on two CPU cores, more than half of it compilation.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--updates", type=int, default=40, help="in each training (default: 40)"
+        "--updates", type=int, default=30, help="in each training (default: 30)"
     )
     parser.add_argument(
-        "--envs", type=int, default=512, help="stepped in parallel (default: 512)"
+        "--envs", type=int, default=128, help="stepped in parallel (default: 128)"
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
