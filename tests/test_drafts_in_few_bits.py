@@ -86,4 +86,4 @@ def test_an_order_of_equal_rows_is_not_guessed():
     target = {"e": source["embed"][order(30)], "up": source["up"].T}
     draft = ta.draft_migration(source, target)
     assert draft.missing == ("e",)
-    assert "both have the same numbers in another order" in draft.to_toml()
+    assert "both have the same numbers, in an order that no row" in draft.to_toml()

@@ -42,10 +42,7 @@ from treeadapt.trees.casting import has_zero
 NO_ROW = (
     "The two sides have numbers in common, in an order that no row found here gives."
 )
-_MIXED = (
-    "both have the same numbers in another order, which too few of them show that are "
-    "there once"
-)
+_MIXED = "both have the same numbers, in an order that no row found here gives"
 _MOST_PARTS = 8  # of an axis, as gates, of which an order is a part of the formula
 _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _FEW_PAIRS = (

@@ -229,13 +229,19 @@ class _Assignment:
         sums = [[weight(each) for each in side] for side in meanings]
         mean = 2 * max(sum(map(sum, sums)) / total, 1e-9)
         shorts = [[words.shortened(text) for text in side] for side in texts]
+        every = [
+            [one | two for one, two in zip(*sides, strict=True)]
+            for sides in zip(alone, meanings, strict=True)
+        ]
         names = {}
         for i, j in self._orders:
-            both = meanings[0][i] & meanings[1][j]
-            more = (alone[0][i] | meanings[0][i]) & (alone[1][j] | meanings[1][j])
             (new, starts), (others, other_starts) = shorts[0][i], shorts[1][j]
-            more |= Counter((new & other_starts) | (others & starts))
-            same = 2 * weight(both) + _ALONE * weight(more - both)
+            short = (new & other_starts) | (others & starts)
+            same = 0.0  # of most pairs of a large model
+            if short or not every[0][i].keys().isdisjoint(every[1][j]):
+                both = meanings[0][i] & meanings[1][j]
+                more = (every[0][i] & every[1][j]) | Counter(short)
+                same = 2 * weight(both) + _ALONE * weight(more - both)
             # A sum, not a share: a longer name is not less like each of two others.
             names[i, j] = (same - _UNSHARED * (sums[0][i] + sums[1][j])) / mean
         return names
@@ -296,13 +302,16 @@ class _Assignment:
         above = [
             [_nodes(each.text) for each in side] for side in (self._ones, self._twos)
         ]
+        is_known = [not both.keys().isdisjoint(nodes) for nodes in above[0]]
         for i, j in names:
+            votes[i, j] = 0.0
+            if not is_known[i]:
+                continue
             # Nodes of which no leaves are paired have nothing in common.
             alike = [
                 [other for other in above[1][j] if other in both.get(node, ())]
                 for node in above[0][i]
             ]
-            votes[i, j] = 0.0
             if not any(alike):
                 continue
             a, b = self._ones[i].text, self._twos[j].text
@@ -340,20 +349,22 @@ class _Assignment:
             for number, (node, kind) in enumerate(every):
                 if _KINDS.issuperset(kind):
                     side.setdefault(node, {}).setdefault(kind, number)
-        united = {}
-        for i, j in scores:
-            (node, kind), (other, _) = ends[0][i], ends[1][j]
-            some, others = (
-                m.get(n, {}) for m, n in zip(modules, (node, other), strict=True)
+        # What is next to each leaf: nothing of one whose module has no other.
+        siblings = [
+            {k: n for k, n in own.items() if k != kind} if kind in own else {}
+            for own, kind in (
+                (modules[0].get(node, {}), kind) for node, kind in ends[0]
             )
-            each = [scores[i, j]]
-            if kind in some:
+        ]
+        united = dict(scores)
+        for i, j in scores:
+            if some := siblings[i]:
+                others = modules[1].get(ends[1][j][0], {})
+                each = [scores[i, j]]
                 each += [
-                    scores.get((some[k], others[k]), -1.0)
-                    for k in some
-                    if k in others and k != kind
+                    scores.get((some[k], others[k]), -1.0) for k in some if k in others
                 ]
-            united[i, j] = sum(each) / len(each)
+                united[i, j] = sum(each) / len(each)
         return united
 
     def left(self) -> list[tuple[Sequence[Family], set[int]]]:
