@@ -1,9 +1,10 @@
-"""Six invented architectures, each in two layouts, from functions and from names.
+"""Ten invented architectures, each in two layouts, from functions and from names.
 
 A state-space model, a vision transformer with registers, a RegNet, an encoder with a
-decoder, experts next to a shared one, and a UNet with attention. Names are as PyTorch
-has them, and what they become is as people write it in Flax, layer by layer and as
-stacks.
+decoder, experts next to a shared one, a UNet with attention, a convolutional LSTM, two
+towers with one projection, a network of graphs, and a codec with codebooks. Names are
+as PyTorch has them, and what they become is as people write it in Flax, layer by layer
+and as stacks.
 """
 
 from __future__ import annotations
@@ -152,6 +153,68 @@ def unet(c: int, e: int, t: int, blocks: int) -> Shapes:
     return shapes | norm("norm_out", c) | conv("conv_out", 3, c, 3)
 
 
+def conv_lstm(layers: int, c: int, h: int, k: int, o: int) -> Shapes:
+    shapes = conv("stem", h, c, k)
+    for n in range(layers):
+        at = f"cells.{n}"
+        shapes |= conv(f"{at}.conv_x", 4 * h, h, k) | conv(f"{at}.conv_h", 4 * h, h, k)
+        shapes |= {f"{at}.peep_i": (h,), f"{at}.peep_f": (h,), f"{at}.peep_o": (h,)}
+        shapes |= norm(f"{at}.gn", h)
+    return shapes | conv("readout", o, h, 1)
+
+
+def two_towers(layers: int, e: int, f: int, v: int, p: int, j: int, n: int) -> Shapes:
+    shapes: Shapes = {"text.tok_emb.weight": (v, e), "text.pos_emb.weight": (n, e)}
+    shapes |= conv("image.patchify", e, 3, p) | {"image.cls": (1, 1, e)}
+    shapes["image.pos"] = (1, n + 1, e)
+    for tower in ("image", "text"):
+        for layer in range(layers):
+            at = f"{tower}.blocks.{layer}"
+            shapes |= norm(f"{at}.ln_1", e) | norm(f"{at}.ln_2", e)
+            for name in ("q", "k", "v", "o"):
+                shapes |= linear(f"{at}.attn.{name}", e, e)
+            shapes |= linear(f"{at}.mlp.c_fc", f, e) | linear(f"{at}.mlp.c_proj", e, f)
+        shapes |= norm(f"{tower}.ln_post", e)
+    return shapes | linear("joint_proj", j, e, bias=False) | {"logit_scale": ()}
+
+
+def graphs(layers: int, e: int, x: int, y: int, m: int, o: int) -> Shapes:
+    shapes = linear("node_enc", e, x) | linear("edge_enc", m, y)
+    for n in range(layers):
+        at = f"layers.{n}"
+        shapes |= linear(f"{at}.msg.0", 2 * m, 2 * e + m) | linear(
+            f"{at}.msg.2", m, 2 * m
+        )
+        shapes |= linear(f"{at}.upd.0", 3 * e, e + m) | linear(f"{at}.upd.2", e, 3 * e)
+        shapes |= linear(f"{at}.att_src", 1, e) | linear(f"{at}.att_dst", 1, e)
+        shapes |= norm(f"{at}.norm_nodes", e) | norm(f"{at}.norm_edges", m)
+    return shapes | linear("readout.0", e + 1, e) | linear("readout.2", o, e + 1)
+
+
+def codec(c: int, k: int, books: int, words: int, d: int) -> Shapes:
+    def wave(at: str, o: int, i: int, k: int) -> Shapes:
+        return {f"{at}.weight": (o, i, k), f"{at}.bias": (o,)}
+
+    shapes = wave("encoder.conv_in", c, 1, k)
+    for n in range(3):
+        wide = c * 2**n
+        at, up = f"encoder.blocks.{n}", f"decoder.blocks.{n}"
+        shapes |= wave(f"{at}.res.conv1", wide, wide, 3) | {
+            f"{at}.snake.alpha": (wide,)
+        }
+        shapes |= wave(f"{at}.res.conv2", wide, wide, 1)
+        shapes |= wave(f"{at}.down", 2 * wide, wide, 4)
+        more = c * 2 ** (3 - n)
+        shapes |= wave(f"{up}.up", more // 2, more, 4) | {f"{up}.snake.alpha": (more,)}
+        shapes |= wave(f"{up}.res.conv1", more // 2, more // 2, 3)
+        shapes |= wave(f"{up}.res.conv2", more // 2, more // 2, 1)
+    for n in range(books):
+        at = f"quantizer.layers.{n}"
+        shapes |= linear(f"{at}.in_proj", d, 8 * c) | linear(f"{at}.out_proj", 8 * c, d)
+        shapes[f"{at}.codebook_emb.weight"] = (words, d)
+    return shapes | wave("decoder.conv_out", 1, c, k)
+
+
 PARTS = [("q", "query"), ("k", "key"), ("v", "value"), ("o", "out")]
 MODELS: dict[str, tuple[Callable[..., Shapes], Renames, dict[str, int], dict[str, int]]]
 MODELS = {
@@ -231,6 +294,57 @@ MODELS = {
         ],
         {"c": 8, "e": 6, "t": 23, "blocks": 2},
         {"c": 10, "e": 4, "t": 29, "blocks": 2},
+    ),
+    "convolutional lstm": (
+        conv_lstm,
+        [
+            *((r"^cells\.(\d+)", r"rnn.cell_\1"), ("conv_x", "input_conv")),
+            *(("conv_h", "recurrent_conv"), (r"\bgn", "group_norm")),
+            *(("readout", "output_conv"), ("stem", "input_stem")),
+        ],
+        {"layers": 3, "c": 3, "h": 7, "k": 5, "o": 2},
+        {"layers": 2, "c": 2, "h": 11, "k": 3, "o": 5},
+    ),
+    "two towers": (
+        two_towers,
+        [
+            *((r"^image\b", "vision_model"), (r"^text\b", "text_model")),
+            *(("tok_emb", "token_embedding"), ("pos_emb", "position_embedding")),
+            *(("blocks", "layers"), ("ln_1", "layer_norm1"), ("ln_2", "layer_norm2")),
+            *((rf"attn\.{a}$", f"self_attn.{b}_proj") for a, b in PARTS),
+            *(("c_fc", "fc1"), ("c_proj", "fc2"), ("ln_post", "post_layernorm")),
+            *(("joint_proj", "projection"), ("patchify", "patch_embedding")),
+            *((r"^cls$", "class_embedding"), (r"^pos$", "position_embedding")),
+        ],
+        {"layers": 3, "e": 22, "f": 29, "v": 37, "p": 5, "j": 13, "n": 17},
+        {"layers": 2, "e": 26, "f": 31, "v": 41, "p": 7, "j": 11, "n": 19},
+    ),
+    "network of graphs": (
+        graphs,
+        [
+            *((r"msg\.0", "message.dense_a"), (r"msg\.2", "message.dense_b")),
+            *((r"upd\.0", "update.dense_a"), (r"upd\.2", "update.dense_b")),
+            *(("att_src", "attention_source"), ("att_dst", "attention_target")),
+            *(("node_enc", "node_encoder"), ("edge_enc", "edge_encoder")),
+            *((r"readout\.0", "head.dense_a"), (r"readout\.2", "head.dense_b")),
+        ],
+        {"layers": 3, "e": 11, "x": 5, "y": 3, "m": 7, "o": 2},
+        {"layers": 2, "e": 13, "x": 7, "y": 4, "m": 5, "o": 3},
+    ),
+    "codec": (
+        codec,
+        [
+            *((r"blocks\.(\d+)", r"block_\1"), (r"\bres\b", "residual_unit")),
+            *((r"\bdown$", "strided_conv"), (r"\bup$", "upsample_conv")),
+            *(
+                ("quantizer.layers", "vector_quantizer"),
+                ("codebook_emb", "codebook_embed"),
+            ),
+            *(("in_proj", "project_in"), ("out_proj", "project_out")),
+            *(("conv_in", "first_conv"), ("conv_out", "last_conv")),
+        ],
+        {"c": 5, "k": 7, "books": 3, "words": 37, "d": 11},
+        {"c": 6, "k": 5, "books": 2, "words": 41, "d": 7},
     ),
 }
 
