@@ -422,6 +422,29 @@ def test_parts_of_a_layer_may_be_in_one_array_of_the_layers_with_its_place_in_bl
     moves_alike(draft.migration, source, target)
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_some_layers_of_a_block_have_a_row_with_their_place_in_it(is_back):
+    """As a scan of four layers, of which the second and the fourth have experts."""
+
+    def pair(blocks: int) -> tuple[Leaves, Leaves]:
+        numbers = [n for n in range(4 * blocks) if n % 2]
+        source = float32({f"layers.{n}.experts.w": np.zeros((7, 5)) for n in numbers})
+        arrays = {n: source[f"layers.{n}.experts.w"].T for n in numbers}
+        target = {
+            f"layer_{i}/experts": np.stack(
+                [arrays[n] for n in numbers if n % 4 == i], 1
+            )
+            for i in (1, 3)
+        }
+        return (target, source) if is_back else (source, target)
+
+    draft = ta.draft_migration(*pair(3))
+    texts = "layers.{(b i)}.experts.w : o a", "layer_{i}/experts : o b a"
+    assert [row.text for row in draft.migration.rows] == [texts[is_back]]
+    assert draft.migration.sizes == {"i": 4}
+    moves_alike(draft.migration, *pair(5))
+
+
 def test_words_may_be_places_in_blocks_of_layers_that_are_scaled():
     """As MaxText scans Gemma 2: layers of two kinds, queries divided by a root."""
 

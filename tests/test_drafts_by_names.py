@@ -274,6 +274,18 @@ def test_a_list_of_words_is_never_the_number_of_the_other_path():
     assert plan.exact
 
 
+def test_a_list_of_words_is_an_axis_where_layers_have_nearer_names():
+    """As of four gates in one array, next to four layers of the size of a gate."""
+    layers = {f"net.{n}.w": np.zeros((5, 7)) for n in range(4)}
+    gates = {f"net/{gate}/w": np.zeros((5, 7)) for gate in ("ii", "if", "ig", "io")}
+    source = abstract(layers | {"stack.w": np.zeros((4, 5, 7))})
+    others = {f"t.{n}.w": np.zeros((5, 7)) for n in range(4)}
+    draft = ta.draft_migration(source, abstract(others | gates))
+    assert not draft.missing
+    assert draft.pairs["stack.w"] == tuple(gates)
+    assert [draft.pairs[path] for path in layers] == [(path,) for path in others]
+
+
 # --- layers in blocks ---
 
 

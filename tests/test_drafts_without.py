@@ -84,6 +84,11 @@ MECHANISMS = [
         ("stages are an axis", False),
     ),
     Mechanism(
+        "pairing._has_lists",
+        lambda *_: True,
+        by_names.test_a_list_of_words_is_an_axis_where_layers_have_nearer_names,
+    ),
+    Mechanism(
         "pairing._Assignment._of_modules",
         lambda self, scores, words: dict(scores),
         by_names.test_leaves_of_published_models_are_paired_as_those_next_to_them,
@@ -207,6 +212,12 @@ MECHANISMS = [
         "values._rows_of_words",
         nothing,
         drafts.test_words_may_be_places_in_blocks_of_layers_that_are_scaled,
+    ),
+    Mechanism(
+        "values._rows_in_blocks",
+        nothing,
+        drafts.test_some_layers_of_a_block_have_a_row_with_their_place_in_it,
+        (False,),
     ),
     Mechanism(
         "evidence.Evidence.counted",
