@@ -424,3 +424,10 @@ def test_a_mark_that_no_size_answers_says_so():
         source, lambda w: {p: -a for p, a in in_order_of_names(w).items()}
     )
     assert not odd.left
+
+
+def test_a_mark_of_numbers_says_what_answers_it():
+    draft = ta.draft_migration(layers(4, 5, "up"), convert=but_the_last)
+    assert "draft.check with twice as many answers it" in draft.to_toml()
+    draft = ta.draft_migration(lettered((1, 2, 3), 5), convert=in_order_of_names)
+    assert "no check answers it" in draft.to_toml()

@@ -44,8 +44,12 @@ _ALONE = (
     "Numbers of layers in a path are those of this model; with others, no row takes "
     "the leaves of:"
 )
-_ADDED = "what is added to these numbers was seen at this size alone"
-_LISTED = "numbers that a list gives other ones were seen at this size alone"
+_ANSWERS = "draft.check with twice as many answers it"
+_ADDED = f"what is added to these numbers was seen at this size alone: {_ANSWERS}"
+_LISTED = (
+    "numbers that a list gives other ones were seen at this size alone: see the code, "
+    "no check answers it"
+)
 _MOST_IN_A_WORD = 3  # of numbers as in ``conv3``
 
 
@@ -105,7 +109,10 @@ def _named_among_others(
             is_dropped = is_last and is_run_over and not numbers.rows[use.row].targets
             if is_among or is_dropped:
                 above = "".join("#" if t is None else t for t in place.above[1])
-                note = f"numbers after {above!r} were seen at this size alone"
+                note = (
+                    f"numbers after {above!r} were seen at this size alone: {_ANSWERS}; "
+                    "where all models have as many, delete the mark"
+                )
                 named.append((use.row, note))
             elif is_run_over and max(use.numbers) and not place.side:
                 alone.add(use.row)
