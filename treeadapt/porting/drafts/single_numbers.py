@@ -110,8 +110,8 @@ def _named_among_others(
             if is_among or is_dropped:
                 above = "".join("#" if t is None else t for t in place.above[1])
                 note = (
-                    f"numbers after {above!r} were seen at this size alone: {_ANSWERS}; "
-                    "where all models have as many, delete the mark"
+                    f"numbers after {above!r} were seen at this size alone: "
+                    f"{_ANSWERS}; where all models have as many, delete the mark"
                 )
                 named.append((use.row, note))
             elif is_run_over and max(use.numbers) and not place.side:
