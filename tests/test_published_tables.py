@@ -122,6 +122,17 @@ def test_a_card_names_all_that_a_table_says_of_a_file(name):
         assert all(any(each in line for line in lines) for each in stated)
 
 
+def test_cards_say_when_tables_were_compared_and_how_far_answers_are_apart():
+    file = REPOSITORY / "treeadapt" / "migrations" / "tables" / "compared.toml"
+    fields = tomllib.loads(file.read_text("utf-8"))
+    assert fields["days"].keys() <= TABLES.keys()
+    assert fields["answers"].keys() <= fields["days"].keys()
+    for name, text in fields["answers"].items():
+        assert float(text.partition(",")[0]) < 1e-5  # a table that is wrong gives 0.1
+        lines = invoke("tables", name).output
+        assert f"relative to the largest, by at most {text}" in " ".join(lines.split())
+
+
 def test_a_card_of_no_table_is_an_error():
     result = invoke("tables", "tunix/qwen33")
     assert result.exit_code == 2

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,22 @@ def weights_of(folder: Path) -> dict[str, np.ndarray]:
         arrays[name] = (np.arange(start, stop) / 2**10).astype(dtype).reshape(sizes)
         start = stop
     return arrays
+
+
+def random_weights_of(folder: Path) -> dict[str, np.ndarray]:
+    """Return weights of a tiny model by name, with which its answers are finite."""
+    random = np.random.default_rng(0)
+    weights = weights_of(folder)
+    for name, array in weights.items():
+        if array.dtype.kind == "i":
+            continue
+        noise = random.normal(size=array.shape) / 10
+        if name.endswith("running_var"):
+            noise = 1 + abs(noise)
+        elif name.endswith("weight") and array.ndim == 1:  # of a norm
+            noise += 1
+        weights[name] = np.asarray(noise, array.dtype)
+    return weights
 
 
 def digest(leaves: Mapping[str, Any]) -> str:
@@ -81,6 +97,28 @@ def report(
             print(f"{layout}/{model_type}", name, digest(leaves), flush=True)
             if "--names" in sys.argv:
                 print(*(f"  {k} {np.shape(v)}" for k, v in leaves.items()), sep="\n")
+
+
+def report_answers(
+    layout: str,
+    models: Iterable[str],
+    apart: Callable[[str, Path], float],
+    settings: Mapping[str, str] | None = None,
+) -> None:
+    """Print how far answers of two libraries are apart, for each model type.
+
+    Args:
+        layout: of the tables.
+        models: the model types.
+        apart: takes a model type and a folder, and gives the largest difference,
+            relative to the largest number.
+        settings: those that are not as configurations say, in words, by model type.
+    """
+    for model_type in models:
+        largest = max(apart(model_type, FOLDER / model_type / n) for n in ("1", "2"))
+        more = (settings or {}).get(model_type, "")
+        text = f"{largest:.0e}{', with ' * bool(more)}{more}"
+        print(f"{layout}/{model_type} answers {text}", flush=True)
 
 
 def gemma_checkpoint(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Runs the libraries that tables are compared with, and says which digest changed.
 
 An environment for each library, in ``.venv-oracles``; one that cannot be installed is
-skipped with a line. ``--write`` writes the digests into the tables instead, and the
-day of that, which is on their cards. ::
+skipped with a line. ``--write`` writes the digests into the tables instead, the day of
+that, and how far answers are apart where the program calls both models; these two are
+on their cards. ::
 
     python .ci/oracles/run.py [--write] [library ...]
 """
@@ -22,15 +23,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TABLES = REPOSITORY / "treeadapt" / "migrations" / "tables"
-#: When each table was last compared.
-DAYS = TABLES / "compared.toml"
+#: When each table was last compared, and how far the answers were apart.
+COMPARED = TABLES / "compared.toml"
 #: Of arrays in codes and scales.
 QUANTIZED = REPOSITORY / "tests" / "quantized.toml"
 ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 
 #: What pip installs without what it depends on, and then with it.
 LIBRARIES = {
-    "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11"]),
+    "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11", "torch"]),
     "gemma": (["gemma==4.0.1"], ["jax", "flax"]),
     "keras_hub": (
         ["keras-hub==0.32.0"],
@@ -71,6 +72,8 @@ LIBRARIES = {
             "gcsfs",
             "omegaconf",
             "sentencepiece",
+            "torch",
+            "transformers",
         ],
     ),
 }
@@ -105,8 +108,8 @@ def _base(library: str) -> str:
     return known or next(filter(None, map(shutil.which, names)), sys.executable)
 
 
-def digests(library: str, python: Path) -> dict[str, dict[str, str]]:
-    """Return the digests of what a library makes, by table and tiny model.
+def printed(library: str, python: Path) -> list[str]:
+    """Return the lines that the program of a library prints.
 
     Raises:
         RuntimeError: its program fails.
@@ -121,14 +124,29 @@ def digests(library: str, python: Path) -> dict[str, dict[str, str]]:
     )
     if done.returncode:
         raise RuntimeError(f"{library}.py fails; see above.")
+    return done.stdout.splitlines()
+
+
+def digests(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the digests of what a library makes, by table and tiny model."""
     by_table: dict[str, dict[str, str]] = {}
-    for line in done.stdout.splitlines():
+    for line in lines:
         if match := re.fullmatch(r"quantized (\w+) ([0-9a-f]{64})", line):
             by_table.setdefault("quantized", {})[match[1]] = match[2]
         elif match := re.fullmatch(r"([\w-]+)/(\w+) (\S+) ([0-9a-f]{64})", line):
             name = table_of(match[1], match[2])
             by_table.setdefault(name, {})[match[3]] = match[4]
     return by_table
+
+
+def answers(lines: Iterable[str]) -> dict[str, str]:
+    """Return how far answers are apart, by table: those of its types farthest apart."""
+    by_table: dict[str, list[tuple[float, str]]] = {}
+    for line in lines:
+        if match := re.fullmatch(r"([\w-]+)/(\w+) answers (([^\s,]+)(, .+)?)", line):
+            name = table_of(match[1], match[2])
+            by_table.setdefault(name, []).append((float(match[4]), match[3]))
+    return {name: max(apart)[1] for name, apart in by_table.items()}
 
 
 def table_of(layout: str, model_type: str) -> str:
@@ -164,12 +182,17 @@ def write(file: Path, new: dict[str, str]) -> None:
     file.write_text(f"{text[:start]}\n[digests]\n{_lines(new)}{text[start:]}", "utf-8")
 
 
-def write_day(tables: Iterable[str], day: str) -> None:
-    """Write on which day tables were compared with their libraries."""
-    comment, _, text = DAYS.read_text("utf-8").partition("[days]\n")
-    days = tomllib.loads(text) | dict.fromkeys(tables, day)
-    lines = (f'"{name}" = "{days[name]}"\n' for name in sorted(days))
-    DAYS.write_text(f"{comment}[days]\n{''.join(lines)}", "utf-8")
+def write_compared(tables: Iterable[str], day: str, apart: dict[str, str]) -> None:
+    """Write on which day tables were compared, and how far answers were apart."""
+    text = COMPARED.read_text("utf-8")
+    fields = tomllib.loads(text)
+    days = fields["days"] | dict.fromkeys(tables, day)
+    answers = fields.get("answers", {}) | apart
+    lines = [*text.partition("[days]\n")[:2]]
+    lines += [f'"{name}" = "{days[name]}"\n' for name in sorted(days)]
+    lines += ["\n[answers]\n"] * bool(answers)
+    lines += [f'"{name}" = "{answers[name]}"\n' for name in sorted(answers)]
+    COMPARED.write_text("".join(lines), "utf-8")
 
 
 def main(arguments: list[str]) -> int:
@@ -182,11 +205,15 @@ def main(arguments: list[str]) -> int:
             print(f"{library}: SKIPPED, pip cannot install it.", flush=True)
             continue
         try:
-            by_table = digests(library, python)
+            lines = printed(library, python)
         except RuntimeError as error:
             print(f"{library}: {error}", flush=True)
             changed += 1
             continue
+        by_table = digests(lines)
+        if "--write" in arguments:
+            today = datetime.date.today().isoformat()
+            write_compared(by_table.keys() - {"quantized"}, today, answers(lines))
         for table, new in by_table.items():
             file = QUANTIZED if table == "quantized" else TABLES / f"{table}.toml"
             if "--write" in arguments and table == "quantized":
@@ -194,7 +221,6 @@ def main(arguments: list[str]) -> int:
                 continue
             if "--write" in arguments:
                 write(file, stored(file.read_text("utf-8")) | new)
-                write_day([table], datetime.date.today().isoformat())
                 continue
             old = stored(file.read_text("utf-8"))
             names_changed = [name for name in new if old.get(name) != new[name]]

@@ -22,8 +22,18 @@ sys.modules["tunix"] = package
 sys.path.append(str(Path(__file__).parent))
 
 import jax.numpy as jnp  # noqa: E402
-from common import config_of, flat, gemma_checkpoint, report, weights_of  # noqa: E402
+import numpy as np  # noqa: E402
+from common import (  # noqa: E402
+    config_of,
+    flat,
+    gemma_checkpoint,
+    random_weights_of,
+    report,
+    report_answers,
+    weights_of,
+)
 from flax import nnx  # noqa: E402
+from pytorch import answers_of, apart, config_in  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
 
 #: Module of the library, and its loader.
@@ -36,10 +46,20 @@ MODELS = {
     "gemma3_text": ("gemma3", "params_safetensors"),
     "gemma3": ("gemma3", "params_safetensors"),
 }
+#: The classes of those that can have the settings of the tiny models: the scale of
+#: Gemma's queries is fixed in the library.
+CALLED = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+#: Whatever ``rope_theta`` these are given, Tunix 0.1.7 rotates them by its default.
+FIXED = ("llama", "qwen3")
+ROPE_THETA = 1_000_000
 
 
-def convert(model_type: str, folder: Path) -> dict[str, Any]:
-    """Return what the library loads into its model."""
+def loaded(model_type: str, folder: Path, weights: Any) -> Any:
+    """Return the library's model with the weights that it loads."""
     name, loader = MODELS[model_type]
     model = importlib.import_module(f"tunix.models.{name}.model")
     params = importlib.import_module(f"tunix.models.{name}.{loader}")
@@ -74,11 +94,29 @@ def convert(model_type: str, folder: Path) -> dict[str, Any]:
             "num_experts_per_tok": config["num_experts_per_tok"],
         }
     with tempfile.TemporaryDirectory() as written:
-        save_file(weights_of(folder), Path(written) / "model.safetensors")
-        loaded = params.create_model_from_safe_tensors(
+        save_file(weights, Path(written) / "model.safetensors")
+        return params.create_model_from_safe_tensors(
             written, model.ModelConfig(**fields), dtype=jnp.float32
         )
-    return flat(nnx.to_pure_dict(nnx.state(loaded, nnx.Param)))
+
+
+def convert(model_type: str, folder: Path) -> dict[str, Any]:
+    """Return what the library loads into its model."""
+    model = loaded(model_type, folder, weights_of(folder))
+    return flat(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+
+
+def answers_apart(model_type: str, folder: Path) -> float:
+    """Return by how much answers of both models differ, relative to the largest."""
+    changes = {"rope_theta": ROPE_THETA} if model_type in FIXED else {}
+    config = config_in(folder, **changes)
+    weights = random_weights_of(folder)
+    tokens = np.random.default_rng(1).integers(3, config.vocab_size, (2, 7))
+    positions = np.tile(np.arange(7), (2, 1))
+    mask = np.tile(np.tril(np.ones((7, 7), bool)), (2, 1, 1))
+    logits, _ = loaded(model_type, folder, weights)(tokens, positions, None, mask)
+    theirs = answers_of(CALLED[model_type], config, weights, {"input_ids": tokens})
+    return apart({"logits": logits}, theirs)
 
 
 def of_authors(model_type: str, folder: Path) -> dict[str, Any]:
@@ -99,3 +137,5 @@ def of_authors(model_type: str, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     report("tunix", MODELS, convert)
     report("gemma-flat", ["gemma3_text"], of_authors)
+    fixed = f"the rope_theta of {ROPE_THETA:,} that Tunix 0.1.7 takes for all"
+    report_answers("tunix", CALLED, answers_apart, dict.fromkeys(FIXED, fixed))

@@ -67,7 +67,13 @@ def _compared(table: PublishedTable, digests: Mapping[str, str]) -> str:
     ways = sum(not name.endswith("-back") for name in digests)
     writer = ", and what it writes back" if len(digests) > ways else ""
     day = f" ({table.compared_on})" if table.compared_on else ""
-    return f"{table.oracle}{day}: what it makes of {ways} tiny models{writer}"
+    text = f"{table.oracle}{day}: what it makes of {ways} tiny models{writer}"
+    if not table.answers_apart:
+        return text
+    return (
+        f"{text}; with random weights, its answers differ from those of PyTorch, "
+        f"relative to the largest, by at most {table.answers_apart}"
+    )
 
 
 def _condition(copy: Any) -> str:

@@ -64,8 +64,23 @@ class PublishedTable(NamedTuple):
 
         It is not in the file of the table, whose hash others may state.
         """
-        days: Any = resources.files(__package__) / "compared.toml"
-        return str(_TABLE.read(days)["days"].get(self.name, ""))
+        return str(_compared()["days"].get(self.name, ""))
+
+    @property
+    def answers_apart(self) -> str:
+        """How far answers of its library's model were from those of PyTorch's.
+
+        The largest difference, relative to the largest number in the answers of models
+        with random weights, and which settings were not those of the configurations;
+        empty where both were not called.
+        """
+        return str(_compared().get("answers", {}).get(self.name, ""))
+
+
+def _compared() -> dict[str, Any]:
+    """Return what the last comparisons of tables with their libraries gave."""
+    file: Any = resources.files(__package__) / "compared.toml"
+    return _TABLE.read(file)
 
 
 @functools.cache
