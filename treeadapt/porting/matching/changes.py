@@ -127,7 +127,8 @@ def find_changes(blind: BlindAnswers, known: Near, *, with_factors: bool) -> Nea
         with_factors: whether a factor is looked for where nothing is near without.
     """
     best = known
-    for found in _found(blind, with_factors=with_factors):
+    is_near = known.error <= MOST_NOISE
+    for found in _found(blind, with_factors=with_factors, is_near=is_near):
         share = _FAR_BETTER if best.error <= MOST_NOISE else 1.0
         if found.is_right or found.error < share * best.error:
             best = found
@@ -136,13 +137,16 @@ def find_changes(blind: BlindAnswers, known: Near, *, with_factors: bool) -> Nea
     return best
 
 
-def _found(blind: BlindAnswers, *, with_factors: bool) -> Iterator[Near]:
+def _found(blind: BlindAnswers, *, with_factors: bool, is_near: bool) -> Iterator[Near]:
     """Yield the nearest with a factor, with offsets, and with both.
 
-    A factor is looked for where the answers are the same once a leaf is zero.
+    A factor is looked for where the answers are the same once a leaf is zero. Where
+    they are near without changes no offset is lacking: one more shows far more.
     """
     if with_factors:
         yield blind.nearest(_with_factor(blind, {}))
+    if is_near:
+        return
     offsets = _offsets_added(blind)
     yield offsets
     if offsets.changes and (with_factors or offsets.error <= _MAYBE):

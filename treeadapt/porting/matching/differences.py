@@ -35,13 +35,20 @@ _EPSILON = (
 )
 
 
-def what_differs(seen: Influences) -> Iterator[str]:
-    """Yield what both models differ in, the most telling first."""
+def what_differs(seen: Influences, *, only_small: bool = False) -> Iterator[str]:
+    """Yield what both models differ in, the most telling first.
+
+    Args:
+        seen: what leaves influence.
+        only_small: whether the models are known to differ where numbers are small, and
+            nowhere else.
+    """
     if seen.whole <= seen.same and seen.small <= _NONE_WHERE_SMALL:
         return
     smaller = _where_smaller(seen)
     if smaller:
         yield smaller
+    if smaller or only_small:
         return
     carriers = seen.carriers()
     text = _through(seen, carriers) if carriers else _without_layers(seen)
@@ -166,8 +173,8 @@ def _by_size(seen: Influences, carrier: Carrier) -> str:
         )
     if not carrier.lost:
         return (
-            "Compare how it is used: the offset and the order of positions, the "
-            "masks of attention, and their values"
+            "Compare how it is used: the padding of a convolution, the offset and the "
+            "order of positions, the masks of attention, and their values"
         )
     return (
         "The two differ where numbers are small, too: compare the activation "
@@ -189,13 +196,14 @@ def _without_layers(seen: Influences) -> str:
     if left <= seen.same:
         return (
             f"They agree once {names} are all zero, and not before: compare, in a "
-            "layer, the order of norms and sums, the activation, and factors of "
-            "what is added"
+            "layer, the order of norms and sums, the activation, what a router makes "
+            "of its scores, and factors of what is added"
         )
     return (
         f"They differ by {left:.2g} once {names} are all zero, too: compare the "
         "norms (before or after what they belong to, the last one), the activation, "
-        "a cap of the answers, and factors of the embedding or of the answers"
+        "residuals, pooling, what gates apply to, a cap of the answers, and factors of "
+        "the embedding or of the answers"
     )
 
 

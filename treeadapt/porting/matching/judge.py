@@ -30,6 +30,8 @@ _ULP = 2.0**-24
 _NOT_TRACED = TypeError, ValueError, AttributeError, RuntimeError
 _NO_SLOPE = 1e-6  # of the largest; what cancels, as a bias of keys, is not exactly 0
 
+_COMPILED_FAST = {"xla_backend_optimization_level": 0}
+
 #: Makes arrays of the target of arrays of the source.
 Convert = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -179,7 +181,9 @@ def _slopes(
 
     models.evaluations += 1
     shown = {path: jnp.asarray(arrays[path], "float32") for path in models.new.shapes}
-    slopes = jax.grad(summed)(shown)
+    # Compiling is what takes long, of a program that runs once.
+    slope = jax.jit(jax.grad(summed), compiler_options=_COMPILED_FAST)
+    slopes = slope(shown)
     return {path: np.abs(np.nan_to_num(x, nan=1.0)) for path, x in slopes.items()}
 
 

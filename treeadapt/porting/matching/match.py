@@ -177,7 +177,7 @@ def _result(
     """Search, and write the table of what is found."""
     models, found = search.models, search.found()
     why = [] if found is not None else [*search.differences, *search.why]
-    if found is None and not search.differences:
+    if found is None and search.nearest is None and not search.differences:
         why[:0] = search.dead_ends[-1:]
     cast = [*models.old.cast, *models.new.cast]
     if cast:

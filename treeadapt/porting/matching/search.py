@@ -168,7 +168,7 @@ class Search:
         self.cuts = every[:_MOST_LOOKED_AT]
         if not every:
             self.why.append(why_uneven(*shapes))
-        self.near: list[tuple[float, OrderFamily, Sequence[LikeParts]]] = []
+        self.near: list[tuple[OrderFamily, Sequence[LikeParts]]] = []
         found = self._first_of(
             itertools.chain(
                 (self._over(cut, {}, TIERS[:2]) for cut in every), self._over_near()
@@ -225,7 +225,8 @@ class Search:
         rng = np.random.default_rng([self.seed, 4])
         numbers = blind_numbers(found.family, found.groups, rng, 0)
         seen = Influences(self.models, found.groups, numbers)
-        self.differences = (*what_differs(seen),)
+        is_small = found.verdict.usual <= self.tolerance
+        self.differences = (*what_differs(seen, only_small=is_small),)
 
     def _first_of(self, tried: Iterator[Found | None]) -> Found | None:
         for found in tried:
@@ -279,7 +280,7 @@ class Search:
                 continue
             if noise > ROUNDED and not changes and tier in TIERS[:2]:
                 found = self._changed(cut, finds=True, with_factors=True, tiers=(tier,))
-                self.near.append((noise, family, groups))
+                self.near.append((family, groups))
             else:
                 found = self._limited(family, groups)
             if found is not None or self.nearest is not None:
@@ -292,7 +293,7 @@ class Search:
         The models may differ a little, or lack a change: see ``ROUNDED``.
         """
         self.models.new.changes = {}
-        for _, family, groups in sorted(self.near, key=lambda each: each[0]):
+        for family, groups in self.near:
             yield self._limited(family, groups)
 
     def _noise(self, family: OrderFamily, groups: Sequence[LikeParts]) -> float:
