@@ -171,7 +171,8 @@ class Search:
         self.near: list[tuple[OrderFamily, Sequence[LikeParts]]] = []
         found = self._first_of(
             itertools.chain(
-                (self._over(cut, {}, TIERS[:2]) for cut in every), self._over_near()
+                (self._over(cut, {}, TIERS[:2]) for cut in every),
+                self._over_near(every),
             )
         )
         if not every or found is not None or self.nearest is not None:
@@ -188,6 +189,7 @@ class Search:
                     for cut in self.likeliest
                 ),
                 (self._over(cut, {}, TIERS[2:]) for cut in every[:_MOST_TURNED]),
+                self._over_near(()),
             )
         )
         if found is None and self.nearest is None:
@@ -278,8 +280,12 @@ class Search:
             except DeadEndError as error:
                 self._note(str(error))
                 continue
-            if noise > ROUNDED and not changes and tier in TIERS[:2]:
-                found = self._changed(cut, finds=True, with_factors=True, tiers=(tier,))
+            if noise > ROUNDED and not changes:
+                found = None
+                if tier in TIERS[:2]:
+                    found = self._changed(
+                        cut, finds=True, with_factors=True, tiers=(tier,)
+                    )
                 self.near.append((family, groups))
             else:
                 found = self._limited(family, groups)
@@ -287,14 +293,19 @@ class Search:
                 return found
         return None
 
-    def _over_near(self) -> Iterator[Found | None]:
+    def _over_near(self, cuts: Sequence[Cut]) -> Iterator[Found | None]:
         """Yield what answers right where it is near without changes, but not the same.
 
-        The models may differ a little, or lack a change: see ``ROUNDED``.
+        The models may differ a little, or lack a change: see ``ROUNDED``. Later orders
+        with which answers are the same are tried first, because what is near pairs all
+        parts, too.
         """
+        if self.near:
+            yield from (self._over(cut, {}, TIERS[2:]) for cut in cuts[:_MOST_TURNED])
         self.models.new.changes = {}
         for family, groups in self.near:
             yield self._limited(family, groups)
+        self.near.clear()
 
     def _noise(self, family: OrderFamily, groups: Sequence[LikeParts]) -> float:
         """Return how far apart answers are that no order changes, if that is near."""
