@@ -162,3 +162,31 @@ def test_rows_without_a_mark_are_right_at_other_counts_or_have_no_row(seed):
                 p for p in group.filled if not np.array_equal(made[p], wanted.get(p))
             ]
             assert is_marked or not wrong, (model, sizes, group.row.text, wrong)
+
+
+def turned(some: Collection[str]) -> Callable[[Leaves], Leaves]:
+    """Maps of some layers are turned; all names stay."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        are_turned = {path for path in leaves if path.endswith("up.w")}
+        are_turned = {p for p in are_turned if p.split(".")[1] in some}
+        return {p: leaf.T if p in are_turned else leaf for p, leaf in leaves.items()}
+
+    return convert
+
+
+@pytest.mark.parametrize(("layers", "last"), [(1, "0"), (3, "2")])
+def test_what_the_rest_takes_of_further_layers_is_seen(layers, last):
+    leaves = blocks_of(layers, 5, ["down.w", "norm.b"])
+    own = float32({f"h.{last}.up.w": np.zeros((5, 7))})
+    draft = ta.draft_migration(leaves | own, convert=turned([last]))
+    assert "{rest:**}" in draft.to_toml()
+    assert {*marks(draft).values()} == {"numbers", ""}
+
+
+def test_a_leaf_that_the_first_of_several_layers_has_alone_keeps_no_mark():
+    leaves = blocks_of(3, 5, ["down.w", "norm.b"])
+    own = float32({"h.0.up.w": np.zeros((5, 7))})
+    draft = ta.draft_migration(leaves | own, convert=turned(["0"]))
+    assert "{rest:**}" in draft.to_toml()
+    assert not any(marks(draft).values())

@@ -26,6 +26,7 @@ from treeadapt.porting.drafts.path_numbers import (
     Members,
     PathNumber,
     PathNumbers,
+    Use,
     is_of_layers,
 )
 from treeadapt.porting.drafts.rows import (
@@ -88,7 +89,8 @@ def _named_among_others(
     """Return rows that name numbers which others run over.
 
     Those that move their leaves in another way come with a note, and those that drop
-    the last of all. Others only name numbers that have no row in a larger model.
+    the last of all. So do those that leave further ones to ``{rest:**}``, which takes
+    them as they are. Others only name numbers that have no row in a larger model.
     """
     named: list[tuple[int, str]] = []
     alone: set[int] = set()
@@ -107,7 +109,7 @@ def _named_among_others(
             is_run_over = bool(numbers.running[place.above] - {use.row})
             is_last = 0 < numbers.last[place.above] == max(use.numbers)
             is_dropped = is_last and is_run_over and not numbers.rows[use.row].targets
-            if is_among or is_dropped:
+            if is_among or is_dropped or _leaves_more_to_rest(numbers, place, use):
                 above = "".join("#" if t is None else t for t in place.above[1])
                 note = (
                     f"numbers after {above!r} were seen at this size alone: "
@@ -117,6 +119,17 @@ def _named_among_others(
             elif is_run_over and max(use.numbers) and not place.side:
                 alone.add(use.row)
     return named, alone
+
+
+def _leaves_more_to_rest(numbers: PathNumbers, place: PathNumber, use: Use) -> bool:
+    """Return whether ``{rest:**}`` takes the leaves of further layers, as they are.
+
+    What the first of several layers has alone, it may have in any model.
+    """
+    rows = numbers.running[place.above] - {use.row}
+    is_rest = any(numbers.rows[row].row.is_rest for row in rows)
+    are_all = {*map(int, numbers.numbers_after(place.above))} == use.numbers
+    return is_rest and is_of_layers(place.above) and (are_all or max(use.numbers) > 0)
 
 
 def _are_only_renamed(place: PathNumber, rows: Sequence[DraftRow]) -> bool:
