@@ -431,3 +431,128 @@ def test_a_mark_of_numbers_says_what_answers_it():
     assert "draft.check with twice as many answers it" in draft.to_toml()
     draft = ta.draft_migration(lettered((1, 2, 3), 5), convert=in_order_of_names)
     assert "no check answers it" in draft.to_toml()
+
+
+# --- what a check at a size that is the same does not show ---
+
+
+def queries(heads: int, size: int, width: int) -> Leaves:
+    shape = (heads * size, width)
+    return float32({f"h.{n}.q": np.zeros(shape) for n in range(heads)}, heads)
+
+
+def scaled(size: int, *, apart: bool, factor: float | None = None) -> Any:
+    """Queries that are divided by the root of the size of a head."""
+    by = np.float32(size**-0.5 if factor is None else factor)
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {path: (leaf * by).T for path, leaf in leaves.items()}
+        if not apart:
+            return made
+        return {path: leaf.reshape(len(leaf), -1, size) for path, leaf in made.items()}
+
+    return convert
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_root_of_a_size_that_is_the_same_stays_marked(apart, sign):
+    convert = scaled(4, apart=apart, factor=sign * 0.5)
+    draft = ta.draft_migration(queries(3, 4, 13), convert=convert)
+    report = draft.check(queries(5, 4, 17), convert)
+    assert report, str(report)
+    assert [*marks(report).values()] == ["scale"]
+    assert f"it may be {'-' * (sign < 0)}4**-0.5 or" in str(report)
+
+
+def test_the_name_of_a_size_in_place_of_its_root_is_right_at_others(tmp_path):
+    draft = ta.draft_migration(queries(3, 4, 13), convert=scaled(4, apart=True))
+    text = draft.to_toml()
+    assert "\nscale = 0.5\n" in text
+    file = tmp_path / "table.toml"
+    file.write_text(text.replace("scale = 0.5", "scale = 'd**-0.5'"))
+    table = ta.load_migration(file)
+    for size in (4, 16):
+        leaves = queries(3, size, 13)
+        wanted = scaled(size, apart=True)(leaves)
+        assert not ta.tree_diff(table(leaves, wanted), wanted, values=True)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.702, 0.087, 1e-6, 3e8])
+def test_a_factor_that_no_size_gives_twice_loses_its_mark(factor):
+    convert = scaled(3, apart=False, factor=factor)
+    draft = ta.draft_migration(queries(3, 4, 13), convert=convert)
+    assert "scale" in marks(draft).values()
+    report = draft.check(queries(5, 3, 17), convert)
+    assert report, str(report)
+    assert not report.left
+
+
+def in_groups(num_groups: int) -> Callable[[Leaves], Leaves]:
+    def convert(leaves: Leaves) -> Leaves:
+        one, two = (a.reshape(num_groups, -1, a.shape[1]) for a in leaves.values())
+        both = np.concatenate([one, two], 1)
+        return {"kv": both.reshape(-1, both.shape[-1])}
+
+    return convert
+
+
+def keys(num_groups: int, size: int, width: int) -> Leaves:
+    shape = (num_groups * size, width)
+    return float32({"k": np.zeros(shape), "v": np.zeros(shape)}, size)
+
+
+def test_a_stated_size_that_was_the_same_is_said(tmp_path):
+    draft = ta.draft_migration(keys(2, 5, 13), convert=in_groups(2))
+    assert set(marks(draft).values()) == {"sizes"}
+    report = draft.check(keys(2, 7, 11), in_groups(2))
+    assert report, str(report)
+    assert not any(marks(report).values())
+    (name,) = report.same
+    assert report.same == {name: 2}
+    assert str(report).splitlines()[1:] == [
+        f"[sizes] {name} = 2 was the same in both models: for one with another number, "
+        f"pass sizes={{{name!r}: n}} to load_migration."
+    ]
+    file = tmp_path / "table.toml"
+    file.write_text(report.migration.to_toml())
+    leaves = keys(4, 5, 11)
+    wanted = in_groups(4)(leaves)
+    made = ta.load_migration(file, sizes={name: 4})(leaves, wanted)
+    assert not ta.tree_diff(made, wanted, values=True)
+
+
+@pytest.mark.parametrize(
+    ("convert", "lost"),
+    [
+        (
+            lambda w: {"x": w["e"] + w["f"]},
+            "Back from 'x', the first summand gets the sum, and the others zeros.",
+        ),
+        (
+            lambda w: {"x": w["e"].T},
+            "Dropped, and not made again: 'f'.",
+        ),
+        (
+            lambda w: {"x": w["e"][:-3], "y": w["f"]},
+            "What is cut off does not come back, and is kept of a target: 'e'.",
+        ),
+        (
+            lambda w: {"x": w["e"].astype("float16"), "y": w["f"]},
+            "Rounded to another dtype: 'e'.",
+        ),
+    ],
+)
+def test_what_does_not_come_back_is_said(convert, lost):
+    def source(rows: int, width: int) -> Leaves:
+        random = np.random.default_rng(rows)
+        shape = (rows, width)
+        return {name: random.normal(size=shape).astype("f4") for name in ("e", "f")}
+
+    draft = ta.draft_migration(source(37, 11), convert=convert)
+    report = draft.check(source(46, 13), convert)
+    assert report, str(report)
+    assert report.lost == (lost,)
+    first, *rest = str(report).splitlines()
+    assert first.endswith("equal, there; on the way back not all comes back.")
+    assert rest == [lost]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
+from treeadapt.porting.drafts.factors import powers_of_divisors
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import (
     are_renumbered,
@@ -31,26 +32,27 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Left: TypeAlias = Mapping[str, str]
 
 _LARGE = "987654321"  # a number that no model has
+_OF_A_LIST = (
+    "no size answers for a list that gives numbers other ones; see the code, and "
+    "delete the mark if all models have this one"
+)
 _WAYS = {
     "length": (
         "another length of that axis answers it, where the two longer axes have no "
         "divisor above what is added"
     ),
+    "numbers": _OF_A_LIST,
     "order": "other sizes of what `take` is of answer it",
     "scale": "leaves of other shapes answer it",
     "sizes": "leaves of other shapes answer it, and of layers in blocks another number",
 }
 _IF_ALL = "where all models have as many, delete it"
-_OF_A_LIST = (
-    "no size answers for a list that gives numbers other ones; see the code, and "
-    "delete the mark if all models have this one"
-)
 
 
 def answered(
     plan: Any, shapes: Sequence[Shapes], leaves: Mapping[str, Any]
-) -> tuple[dict[str, set[Row]], dict[Row, str]]:
-    """Return the rows whose marks are answered, by mark; and why ``numbers`` stays.
+) -> tuple[dict[str, set[Row]], dict[str, dict[Row, str]]]:
+    """Return the rows whose marks are answered, and why others stay, by mark.
 
     Args:
         plan: of the tables, at another size.
@@ -59,9 +61,10 @@ def answered(
         leaves: of the source at this size.
     """
     resized = _resized(plan, shapes[0], leaves)
-    rows = dict.fromkeys(("scale", "sizes"), resized)
+    powers = _of_same_power(plan, shapes[0], leaves)
+    rows = {"scale": resized - powers.keys(), "sizes": resized}
     if len(shapes) < len(plan.tables):
-        return rows, {}
+        return rows, {"scale": powers}
     tables = [*zip(plan.tables, shapes, strict=True)]
     counts = [_Counts(*each) for each in tables]
     rows |= {
@@ -70,24 +73,25 @@ def answered(
         "order": _every(_of_other_counts(*each, resized) for each in tables),
         "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
     }
-    return rows, {row: each.way(row) for each in counts for row in each.paths}
+    of_numbers = {row: each.way(row) for each in counts for row in each.paths}
+    return rows, {"scale": powers, "numbers": of_numbers}
 
 
 def unanswered(
     migration: Migration,
     rows: Mapping[str, Collection[Row]],
-    of_numbers: Mapping[Row, str],
+    reasons: Mapping[str, Mapping[Row, str]],
 ) -> dict[str, Left]:
     """Return the marks that rows keep, by their text, and what would answer them.
 
     Args:
         migration: the tables.
         rows: those whose marks are answered, by mark.
-        of_numbers: why ``numbers`` stays, of some.
+        reasons: why marks of some rows stay, by mark.
     """
     left: dict[str, Left] = {}
     for row in migration.rows:
-        ways = _WAYS | {"numbers": of_numbers.get(row, _OF_A_LIST)}
+        ways = _WAYS | {m: whys[row] for m, whys in reasons.items() if row in whys}
         marks = row.notes.check.split(", ")
         kept = [m for m in marks if m in ANSWERED and row not in rows.get(m, ())]
         if kept:
@@ -119,6 +123,59 @@ def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
             is_same = any(shapes.get(p) == leaves[p].shape for p in sources)
             (same if is_same else resized).add(group.row)
     return resized - same
+
+
+def _of_same_power(
+    plan: Any, shapes: Shapes, leaves: Mapping[str, Any]
+) -> dict[Row, str]:
+    """Return the rows whose factor may be a power of a size that is as in the draft.
+
+    Args:
+        plan: of the tables, at another size.
+        shapes: of the leaves that the first took when it was drafted, by path.
+        leaves: of the source at this size.
+
+    Returns:
+        By row, which power, and what would tell.
+    """
+    alike = {template_of(path): shape for path, shape in shapes.items()}
+    lengths: dict[Row, set[int]] = {}
+    for number, table in enumerate(plan.tables):
+        for group in table.groups:
+            if "scale" not in group.row.notes.check.split(", "):
+                continue
+            common = lengths.setdefault(group.row, set())
+            for path in led_back(plan.tables[:number], group.source_paths):
+                old = shapes.get(path, alike.get(template_of(path), ()))
+                common.update(_common(old, leaves[path].shape))
+    ways: dict[Row, str] = {}
+    for row, common in lengths.items():
+        counts = (sum(map(row.takes, paths)) for paths in (shapes, leaves))
+        every = {*common, math.gcd(*counts)} - {0}
+        powers: dict[str, int] = {}
+        for factor in (row.values.scale, row.values.offset):
+            powers |= powers_of_divisors(factor, every)
+        if powers:
+            ways[row] = _way_of_powers(powers)
+    return ways
+
+
+def _common(old: Sequence[int], new: Sequence[int]) -> Iterator[int]:
+    """Yield what divides an axis, or several that are neighbours, in both shapes."""
+    if len(old) == len(new):
+        for start, end in itertools.combinations(range(len(old) + 1), 2):
+            yield math.gcd(math.prod(old[start:end]), math.prod(new[start:end]))
+
+
+def _way_of_powers(powers: Mapping[str, int]) -> str:
+    """Return what tells whether a number is one of these powers of a size."""
+    few = sorted({*powers.values()})
+    divisors = "that are no multiples of " + " or ".join(map(str, few))
+    return (
+        f"it may be {' or '.join(powers)}, of a size that is the same in both models; "
+        f"sizes {divisors} answer it, or write a power of the name of that size, as "
+        "'d**-0.5'"
+    )
 
 
 def _every(sets: Iterable[set[Row]]) -> set[Row]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.plan_text import noted_lines
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.answering import (
     Left,
@@ -24,6 +25,7 @@ from treeadapt.porting.drafts.called_function import Conversion, as_bytes
 from treeadapt.porting.drafts.inputs import read_side
 from treeadapt.text.names import fold, listing, plural
 
+_NOT_ALL = "there; on the way back not all comes back"
 _ONE_WAY = "there; what takes some of the numbers has no way back"
 
 
@@ -37,7 +39,8 @@ class DraftCheck:
         problem: why the table does not run; empty if it does.
         num_leaves: how many leaves of the target were compared.
         migration: the table. Where all is equal, rows lose the marks that this answers:
-            ``sizes`` and ``scale`` where leaves have other shapes than in the draft,
+            ``sizes`` where leaves have other shapes than in the draft, ``scale`` where
+            also no size that may be the same in both has the factor as a power,
             ``length`` where an axis has another length, and no multiple of a number
             is the next one to both, ``numbers`` where there are twice as many, in all
             rows that fill the same places, and not in lists that give them others,
@@ -46,6 +49,10 @@ class DraftCheck:
             the numbers has no way back.
         left: by the text of a row, the marks that it keeps of those that sizes answer,
             and what would answer each. Empty if something differs.
+        lost: what does not come back, a line each: sums, what is dropped, cut off or
+            rounded. Empty if something differs.
+        same: sizes that the table says itself, by name, of rows that lose the mark
+            ``sizes``, although they were as in the draft: no shape says what they are.
     """
 
     forwards: Mapping[str, tuple[str, ...]]
@@ -55,21 +62,39 @@ class DraftCheck:
     migration: Migration
     has_way_back: bool = True
     left: Mapping[str, Left] = dataclasses.field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    same: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return not (self.forwards or self.backwards or self.problem)
 
     def __str__(self) -> str:
         if self:
-            way = "there and back" if self.has_way_back else _ONE_WAY
+            back = _NOT_ALL if self.lost else "there and back"
+            way = back if self.has_way_back else _ONE_WAY
             equal = f"{plural(self.num_leaves, 'leaf')}: equal, {way}."
-            return "\n".join([equal, *self._left_lines()])
+            lines = [equal, *self.lost, *self._same_lines(), *self._left_lines()]
+            return "\n".join(lines)
         lines = [f"The table does not run: {self.problem}"] if self.problem else []
         for way, rows in (("there", self.forwards), ("back", self.backwards)):
             for row, paths in rows.items():
                 names = listing(fold(paths), limit=3)
                 lines.append(f"The row {row!r} differs on the way {way}: {names}.")
         return "\n".join(lines)
+
+    def _same_lines(self) -> Iterator[str]:
+        """Yield which sizes no model has shown to be others, and how to give others."""
+        if self.same:
+            texts = ", ".join(f"{name} = {size}" for name, size in self.same.items())
+            verb = "was" if len(self.same) == 1 else "were"
+            is_one = len(self.migration.tables) == 1
+            names = ", ".join(f"{name!r}: n" for name in self.same)
+            sizes = f"pass sizes={{{names}}} to load_migration"
+            way = sizes if is_one else "draft that one"
+            yield (
+                f"[sizes] {texts} {verb} the same in both models: for one with another "
+                f"number, {way}."
+            )
 
     def _left_lines(self) -> Iterator[str]:
         """Yield which marks stay, and what would answer them."""
@@ -101,7 +126,11 @@ def shapes_of_tables(migration: Migration, shapes: Shapes) -> list[Shapes]:
 
 
 def compared_with(
-    migration: Migration, shapes: Sequence[Shapes], source: Any, other: Any
+    migration: Migration,
+    shapes: Sequence[Shapes],
+    source: Any,
+    other: Any,
+    stated: Collection[str] = (),
 ) -> DraftCheck:
     """Compare what a table does with a function, or with the target that is wanted.
 
@@ -110,6 +139,7 @@ def compared_with(
         shapes: of the leaves that each of its tables took when it was drafted, by path.
         source: tree, checkpoint or schema, at another size than that of the draft.
         other: a function as for ``draft_migration``, or the target: a tree or file.
+        stated: names of sizes that a configuration next to ``source`` states.
 
     Raises:
         MigrationError: a side holds no numbers; the function raises.
@@ -149,12 +179,61 @@ def compared_with(
         dict(_differing(paths, *sides, computes=computes and is_chain))
         for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
     ]
-    left: dict[str, Left] = {}
-    if not any(odd):
-        rows, of_numbers = answered(plan, shapes, leaves)
-        left = unanswered(migration, rows, of_numbers)
-        migration = _without_answered_marks(migration, rows)
-    return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects, left)
+    if any(odd):
+        return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
+    rows, reasons = answered(plan, shapes, leaves)
+    return DraftCheck(
+        forwards={},
+        backwards={},
+        problem="",
+        num_leaves=len(wanted),
+        migration=_without_answered_marks(migration, rows),
+        has_way_back=not selects,
+        left=unanswered(migration, rows, reasons),
+        lost=() if selects else tuple(_lost_lines(plan)),
+        same=_same_sizes(migration, rows["sizes"], stated),
+    )
+
+
+def _lost_lines(plan: Any) -> Iterator[str]:
+    """Yield what does not come back, though a target that has it keeps it."""
+    yield from (f"{line[0].upper()}{line[1:]}." for line in noted_lines(plan))
+    cut: list[str] = []
+    rounded: list[str] = []
+    for number, table in enumerate(plan.tables):
+        for group in table.groups:
+            values = group.row.values
+            dtypes = {table.source[path].dtype for path in group.source_paths}
+            if values.fill and values.undoes:
+                cut += led_back(plan.tables[:number], group.source_paths)
+            if values.cast and not all(
+                np.can_cast(dtype, group.move.dtype) for dtype in dtypes
+            ):
+                rounded += led_back(plan.tables[:number], group.source_paths)
+    for text, paths in (
+        ("Dropped, and not made again", plan.dropped),
+        ("What is cut off does not come back, and is kept of a target", cut),
+        ("Rounded to another dtype", rounded),
+    ):
+        if paths:
+            yield f"{text}: {listing(fold(dict.fromkeys(paths)), limit=3)}."
+
+
+def _same_sizes(
+    migration: Migration, rows: Collection[Row], stated: Collection[str]
+) -> dict[str, int]:
+    """Return sizes that a table says itself, which rows name that lose their mark."""
+    return {
+        name: size
+        for table in migration.tables
+        for name, size in table.sizes.items()
+        if name not in stated
+        and any(
+            name in row.names
+            for row in table.rows
+            if row in rows and "sizes" in row.notes.check.split(", ")
+        )
+    }
 
 
 def _without_answered_marks(

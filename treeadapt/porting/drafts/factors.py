@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +23,7 @@ from treeadapt.porting.drafts.rows import DraftRow, Hole
 _EXPONENTS = (0.5, -0.5, 1, -1)
 _ROUNDINGS = ("bfloat16", "float16")
 _NEAR = 2.0**-22  # of a power that was computed in float32, in two steps
+_LARGEST = 2**16  # of the sizes of which a factor of another model may be a power
 _OF_ITSELF = (1.0, -1.0)  # numbers that no size gives
 
 
@@ -93,17 +94,50 @@ def _powers(row: DraftRow, names: Mapping[int, str]) -> Iterator[_Power]:
         for atoms, size in products.items():
             for exponent in _EXPONENTS if size > 1 else ():
                 is_rational = abs(exponent) == 1 or math.isqrt(size) ** 2 == size
-                exact = size**exponent
-                number = _rounded(exact, rounding) if rounding else exact
-                is_equal = np.float32(number) == np.float32(row.scale)
-                is_near = not rounding and math.isclose(exact, row.scale, rel_tol=_NEAR)
-                # A whole root is what its rounding is.
-                if (rounding and number == exact) or not (is_equal or is_near):
+                if not _is_power(row.scale, size, exponent, rounding):
                     continue
                 text = " ".join(names[atom] for atom in atoms)
                 text = f"{text if len(atoms) == 1 else f'({text})'}**{exponent}"
                 text = f"{rounding}({text})" if rounding else text
                 yield _Power(text, is_rational, bool(rounding))
+
+
+def powers_of_divisors(factor: float, lengths: Collection[int]) -> dict[str, int]:
+    """Return the powers that a factor is, rounded ones too, of what divides lengths.
+
+    Args:
+        factor: a number, of either sign.
+        lengths: of axes, or of several as one.
+
+    Returns:
+        Whole numbers, from 2 to 65,536, by their powers, as ``4**-0.5``.
+    """
+    sign = "-" * (factor < 0)
+    powers = {}
+    for exponent in _EXPONENTS if factor not in (0.0, *_OF_ITSELF) else ():
+        near = abs(factor) ** (1 / exponent)
+        if not 1 < near <= _LARGEST:
+            continue
+        for size in range(max(2, int(near / 1.02)), math.ceil(near * 1.02) + 1):
+            is_power = any(
+                _is_power(abs(factor), size, exponent, rounding)
+                for rounding in ("", *_ROUNDINGS)
+            )
+            if is_power and any(length % size == 0 for length in lengths):
+                power = f"**{exponent}" if exponent != 1 else ""
+                powers[f"{sign}{size}{power}"] = size
+    return powers
+
+
+def _is_power(factor: float, size: int, exponent: float, rounding: str) -> bool:
+    """Return whether a factor is a power, or what a dtype of 16 bits makes of it."""
+    exact = size**exponent
+    if not rounding:
+        is_near = math.isclose(exact, factor, rel_tol=_NEAR)
+        return is_near or bool(np.float32(exact) == np.float32(factor))
+    number = _rounded(exact, rounding)
+    # A whole root is what its rounding is.
+    return number != exact and bool(np.float32(number) == np.float32(factor))
 
 
 @functools.cache

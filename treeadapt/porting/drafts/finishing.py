@@ -211,7 +211,7 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
     """Mark what is not proved of the sizes of a row."""
     is_of_heads = counts_heads(row)
     if is_guess(row, stated.head_sizes(row) if is_of_heads else ()):
-        row = row.marked("sizes", "which of two equal sizes is in [sizes]")
+        row = row.marked("sizes", "sizes that are equal here: others may be in [sizes]")
     if row.pads or row.cuts:
         row = row.marked("length", "how many these are was seen at this size alone")
     for atom, take in row.takes:

@@ -143,7 +143,7 @@ class MigrationDraft:
             tables[self._place] = Migration(rows, sizes=sizes, new=table._new)
             migration = in_order(tables)
         shapes = shapes_of_tables(self.migration, self._shapes)
-        return compared_with(migration, shapes, source, other)
+        return compared_with(migration, shapes, source, other, sizes)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""
