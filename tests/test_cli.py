@@ -689,6 +689,9 @@ def test_arguments_in_the_wrong_order_are_reported(npz, rules, tmp_path):
     rows.write_text('version = 1\n[[rows]]\nfrom = "a"\nto = "b"\n')
     assert "Pass it as --migration." in run("lint", npz, "--rules", rows, code=2)
     assert "Pass it as --rules." in run("lint", npz, "--migration", rules, code=2)
+    text = run("convert", npz, "x", "--migration", rules, code=2)
+    assert f"To see what it does: treeadapt show TREE --rules '{rules}'" in text
+    run("show", npz, "--rules", rules)
     missing = ("explain", npz, "a", "--rules", tmp_path / "x.toml")
     assert "there is no such file" in run(*missing, code=2)
     assert "no values" in run("convert", "test_cli:linked", "x.safetensors", code=2)
@@ -989,14 +992,29 @@ def test_a_target_solves_sizes_and_fills_what_is_new(old, tmp_path):
     new = tmp_path / "new.safetensors"
     file = table(tmp_path, rows)
     text = run("convert", old, new, "--migration", file, code=2)
-    assert "write it in [sizes], or name a target: TARGET, or --target" in text
+    assert "write it in [sizes], or name a target: --target" in text
     file = table(tmp_path, ta.Migration(rows, new={"bias": "zeros"}))
     text = run("convert", old, new, "--migration", file, code=2)
-    assert "[new] fills 'bias' in the form of a target. Name one" in text
+    assert "[new] fills 'bias' in the form of a target. Name one: --target." in text
+    told = run("lint", old, "--migration", file, code=2)
+    assert "in the form of a target. Name one: TARGET." in told
     more = ("--migration", file, "--target", "test_cli:new_model")
     assert "Wrote 2 leaves" in run("convert", old, new, *more)
     assert ta.load(new)["bias"].tolist() == [0, 0, 0, 0]
     assert run("lint", old, "test_cli:new_model", *more[:2]).startswith("0 findings")
+
+
+def test_more_findings_of_a_layout_are_asked_for_by_the_name_of_its_table(tmp_path):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3", "head_dim": 4}')
+    own = tmp_path / "own.safetensors"
+    ta.save(own, {"embed": np.ones((3, 2)), "head": np.ones((2, 3))})
+    more = ("--reverse", "--migration")
+    text = run("convert", own, "x", *more, "tunix", "--like", folder, code=2)
+    call = text.splitlines()[0].rpartition("see ")[2]
+    assert call == "lint --migration tunix/qwen3"
+    assert "'embed'" in run("lint", own, "--reverse", *call.split()[1:], code=1)
 
 
 def test_a_migration_that_does_not_fit_writes_nothing(old, tmp_path):

@@ -348,8 +348,11 @@ def test_a_schema_and_a_configuration_are_told_from_other_files(loader, tmp_path
         with pytest.raises(ta.TreeAdaptError, match=r"Read it with ta\.load\."):
             LOADERS[loader](schema)
     says = "Name its folder" if loader == "load" else "Pass it as config="
-    with pytest.raises(ta.TreeAdaptError, match=says):
+    with pytest.raises(ta.TreeAdaptError, match=says) as caught:
         LOADERS[loader](config)
+    if loader != "load":
+        call = str(caught.value).rpartition(": ")[2].removesuffix(".")
+        assert eval(call, {"ta": ta}).published == "tunix/qwen3"
 
 
 def test_files_of_another_kind_are_said_in_the_words_of_the_command(tmp_path):
@@ -400,3 +403,16 @@ def test_source_and_target_of_wrong_rows_that_are_exchanged_are_said():
         ta.MigrationError, match=r"'w' of the source has no value.*order"
     ):
         ta.find_wrong_rows(m, new, old, dict, dict)
+
+
+def test_a_match_in_the_place_of_its_migration_is_asked_for_it():
+    x = np.linspace(-1, 1, 12).reshape(4, 3)
+    match = ta.match_models(
+        {"fc": np.ones((5, 3)), "out": np.ones((2, 5))},
+        {"a": jnp.ones((3, 5)), "b": jnp.ones((5, 2))},
+        lambda params: jnp.tanh(x @ params["a"]) @ params["b"],
+        lambda old: np.tanh(x @ old["fc"].T) @ old["out"].T,
+    )
+    assert match.migration is not None
+    with pytest.raises(ta.MigrationError, match=r"Pass match\.migration\."):
+        ta.Migration(TABLE).then(match)

@@ -888,7 +888,7 @@ def test_a_target_that_lacks_a_path_is_said_to():
         "  'blok/q' (the nearest is 'blocks/q')",
     ]
     said = message(lambda: m(leaves, {"blok/q": np.ones(3)}))
-    assert "and the target does not show it; write it in sizes=" in said
+    assert "and the target does not show it; write it in sizes= of ta.Mig" in said
 
 
 def test_a_row_of_captures_that_is_misspelt_has_the_nearest_leaf():

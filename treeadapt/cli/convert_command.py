@@ -292,7 +292,10 @@ def fitting_migration(
         if not wrong:
             fitting[file] = table, plan
             continue
-        others = f"; {len(wrong) - 1:,} more, see lint" if wrong[1:] else ""
+        # lint has no --like, and so no configuration that says which table is meant.
+        name = read_migration(file, *checkpoints, reverse=False).published
+        call = f"lint --migration {name}" if name else "lint"
+        others = f"; {len(wrong) - 1:,} more, see {call}" if wrong[1:] else ""
         miss = f"{wrong[0].kind}: {wrong[0].line}{others}"
         misses.append(f"{listing([file])}: {miss}" if len(files) > 1 else miss)
     if len(fitting) > 1:

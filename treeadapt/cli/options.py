@@ -80,8 +80,24 @@ class Failure(click.ClickException):
         click.echo(text, err=True, color=self.show_color)
 
 
+class _Command(click.Command):
+    """A command whose advice names only what it has."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        names = (
+            name
+            for parameter in self.params
+            for name in (*parameter.opts, str(getattr(parameter, "metavar", None)))
+        )
+        with command_words({name.strip("[].") for name in names}):
+            return super().invoke(ctx)
+
+
 class _ShortErrorGroup(click.Group):
     """Commands whose errors are short and show no traceback."""
+
+    command_class = _Command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command; propose ``show`` for what is a tree, or a synonym."""

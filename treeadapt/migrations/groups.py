@@ -28,7 +28,7 @@ from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import compose, decompose
 from treeadapt.text.names import listing, natural, plural, size_text
-from treeadapt.text.wording import worded
+from treeadapt.text.wording import offered, worded
 from treeadapt.trees.arrays import is_array, is_inexact_dtype
 from treeadapt.trees.casting import (
     factor_dtype,
@@ -42,7 +42,6 @@ MAX_LEAVES = 1_000_000  # that arrays may become, as of a checkpoint
 MAX_GROWTH = 32  # bytes that arrays become, for each byte of theirs
 MAX_MORE_BYTES = 2**30  # of all that arrays become beyond that
 _SHOWN = 6  # missing leaves that a message lists
-_NAME_TARGET = "name a target: TARGET, or --target"  # of the command
 
 Specs: TypeAlias = Mapping[str, Any]
 Sizes: TypeAlias = Mapping[str, int]
@@ -134,7 +133,7 @@ class GroupMaker:
                 sizes = [
                     f"{size} in {listing([path])}" for size, path in firsts.items()
                 ]
-                target = worded("pass a target", _NAME_TARGET)
+                target = _give_target("pass a target")
                 self.problems.add(
                     "sizes",
                     f"{name} is {' and '.join(sizes[:2])}. Only {inner[name][0]}, the "
@@ -302,7 +301,7 @@ class GroupMaker:
             paths = itertools.chain(*(by_index.values() for by_index in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}"
             if is_whole:
-                cure = "" if self.target else worded("pass a target", _NAME_TARGET)
+                cure = "" if self.target else _give_target("pass a target")
                 cure += ", or " * bool(cure)
                 text += f"; if none is missing, {cure}write two rows"
             self._fault(text, "torn")
@@ -648,7 +647,7 @@ class GroupMaker:
         """
         text = f"the size of {listing(names)} stays open"
         if self.target is None:
-            target = worded("give a target", _NAME_TARGET)
+            target = _give_target("give a target")
             return f"{text}; {_write_size()}, or {target}"
         paths = [path for _, path in self._firsts(values, sizes)]
         lacking = [path for path in paths if path not in self.target]
@@ -694,4 +693,10 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
 
 
 def _write_size() -> str:
-    return f"write it in {worded('sizes=', '[sizes]')}"
+    calls = "sizes= of ta.Migration or ta.load_migration"
+    return f"write it in {worded(calls, '[sizes]')}"
+
+
+def _give_target(python: str) -> str:
+    names = offered("TARGET", "--target") or ["--target of convert"]
+    return worded(python, f"name a target: {' or '.join(names)}")

@@ -39,7 +39,7 @@ from treeadapt.migrations.spellings import HasPlace
 from treeadapt.selection.rules import Rules
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import Speller, listing, natural, plural
-from treeadapt.text.wording import worded
+from treeadapt.text.wording import offered, worded
 from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.trees.casting import has_zero
 from treeadapt.trees.describing import describe
@@ -310,7 +310,9 @@ class Migration:
             if filling != DROPPED and path not in self._new_if_lacking
         ]
         if needed and likes is None:
-            cure = worded("Pass one: the model, or its shapes", "Name one, as --target")
+            names = offered("TARGET", "--target") or ["--target of convert"]
+            in_command = f"Name one: {' or '.join(names)}"
+            cure = worded("Pass one: the model, or its shapes", in_command)
             raise MigrationError(
                 f"{worded('new=', '[new]')} fills {listing(needed)} in the form of a "
                 f"target. {cure}.",
@@ -594,7 +596,9 @@ def to_migration(value: Any, keyword: str = "") -> str:
     if isinstance(value, list) or any(isinstance(x, str | tuple) for x in texts):
         return f" Wrap the table: {keyword}ta.Migration(table)."
     has_one = isinstance(getattr(value, "migration", None), Migration)
-    return " Pass draft.migration." * has_one
+    names = {"MigrationDraft": "draft", "ModelMatch": "match"}
+    name = names.get(type(value).__name__, "report")
+    return f" Pass {name}.migration." * has_one
 
 
 def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -> None:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -359,9 +360,12 @@ def parse_rows(table: Any, sizes: Mapping[str, int] = NO_SIZES) -> tuple[Row, ..
     if not isinstance(pairs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
+        is_name = isinstance(table, str | os.PathLike)
         raise MigrationError(
             "A table is a mapping {source: target} or {source: (target, function)}, "
             f"or a list of such pairs, not {describe(table)}."
+            + " A file of rows is read by ta.load_migration(path)."
+            * is_name
         )
     return tuple(parse_row(source, value, sizes) for source, value in pairs)
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from treeadapt.errors import TreeAdaptError
 from treeadapt.text.names import Speller, listing, shorten
 from treeadapt.text.places import BARE_KEY, TOML_TEXT, Place, json_lines, toml_lines
-from treeadapt.text.wording import worded
+from treeadapt.text.wording import offered, worded
 
 VERSION = 1
 MAX_BYTES = 4 * 2**20
@@ -54,6 +54,16 @@ def near_file(name: Path) -> str:
             near = [str(each) for each in files if each.stem == stem]
             return f"Did you mean {listing(near)}?"
     return ""
+
+
+def _as_option(path: str | os.PathLike[str], option: str) -> str:
+    """Return how a command takes a file: the running one, or else ``show``."""
+    if offered(option):
+        return f"Pass it as {option}."
+    name = listing([str(path)])
+    if option.startswith("-"):
+        name = f"TREE {option} {name}"
+    return f"To see what it does: treeadapt show {name}"
 
 
 def is_content(text: Any) -> bool:
@@ -232,7 +242,11 @@ class DataFile:
             cure = f"This release reads version = {VERSION}."
             if version is None and "model_type" in fields:
                 seen = "'model_type': it is the configuration of a published model"
-                cure = "Pass it as config= of ta.load_migration."
+                call = f"ta.load_migration('tunix', config={str(name)!r:.200})"
+                cure = worded(
+                    f"Pass it as config=, with a layout: {call}.",
+                    "Name a layout, as --migration tunix; treeadapt tables lists them.",
+                )
             self.refuse(name, f"it has {seen}", cure)
         return fields
 
@@ -266,7 +280,8 @@ class DataFile:
         if missing and (key := next(other, "")):
             what, call, option = _KINDS_OF_FILES[key]
             cure = f"Read it with {call}."
-            cure = worded(cure, f"Pass it as {option}." if option else cure)
+            if option:
+                cure = worded(cure, _as_option(path, option))
             self.refuse(path, f"it is {what}, because it has {key!r}", cure)
         for name in table:
             if name not in fields:

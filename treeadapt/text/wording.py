@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 # The caller cannot hand it over: a message is written many rooms below the command.
-_is_command = contextvars.ContextVar("is_command", default=False)
+_options: contextvars.ContextVar[Collection[str] | None] = contextvars.ContextVar(
+    "options", default=None
+)
 
 
 @contextlib.contextmanager
-def command_words() -> Iterator[None]:
-    """Word advice as the command takes it, inside of this."""
-    token = _is_command.set(True)
+def command_words(options: Collection[str] = ()) -> Iterator[None]:
+    """Word advice as the command takes it, inside of this.
+
+    Args:
+        options: that it has, ``--target``, and its arguments, ``TARGET``.
+    """
+    token = _options.set(options)
     try:
         yield
     finally:
-        _is_command.reset(token)
+        _options.reset(token)
+
+
+def offered(*options: str) -> list[str]:
+    """Return those of some options that the running command has."""
+    return [option for option in options if option in (_options.get() or ())]
 
 
 def worded(python: str, command: str) -> str:
@@ -33,4 +44,4 @@ def worded(python: str, command: str) -> str:
         ...     worded("allow_regex=True", "--allow-regex")
         '--allow-regex'
     """
-    return command if _is_command.get() else python
+    return python if _options.get() is None else command

@@ -21,7 +21,11 @@ import jax.tree_util as jtu
 import optax
 
 from treeadapt.errors import TransformError, TreeAdaptError, explaining
-from treeadapt.selection.splitting import collections_beside_params, warn_of_collections
+from treeadapt.selection.splitting import (
+    Rest,
+    collections_beside_params,
+    warn_of_collections,
+)
 from treeadapt.selection.whole_tree import WholeTree, whole_of, whole_tree
 from treeadapt.text.names import Mismatch, listing
 from treeadapt.transforms.as_tree import OnTree, on_tree
@@ -227,6 +231,7 @@ def run_flat(
     def init(params: Any) -> Any:
         if is_placeholder(params):
             return init_flat(None, params)
+        _require_no_pair(params)
         views = by_half(view_params, params)
         view = fast_params(views)
         require_no_refs(view)
@@ -254,6 +259,7 @@ def run_flat(
         updates: Any, state: Any, params: Any | None = None, **extra: Any
     ) -> tuple[Any, Any]:
         grads = view_params(updates)
+        _require_no_pair(params)
         views = None if params is None else by_half(view_params, params)
         view = fast_params(views)
         flat_updates = _flat_updates(grads, view, state)
@@ -276,6 +282,15 @@ def run_flat(
         return put_updates(grads, new, view), keep_dtypes(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _require_no_pair(params: Any) -> None:
+    """Raise if params are both trees that ``split`` returns."""
+    if isinstance(params, tuple) and len(params) == 2 and isinstance(params[1], Rest):
+        raise TransformError(
+            "Got the pair of treeadapt.split as params. Pass the first of it: "
+            "params, rest = treeadapt.split(model); tx.init(params)."
+        )
 
 
 def _warn_of_collections(view: TreeView, moving: Iterable[str], tx: Any) -> None:

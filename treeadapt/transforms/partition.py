@@ -454,10 +454,12 @@ def _read_rules(transforms: Mapping[Hashable, Any], rules: Any) -> Rules | Bound
     table.require_labels()
     idle = [str(label) for label in transforms if label not in labels]
     if idle:
+        stray = [str(label) for label in labels if label not in known]
+        near = Speller().best(idle[0], stray)
+        cure = f"Did you mean {near!r}?" if near else "Add a rule, or leave it out."
         raise TransformError(
             f"No rule leads to the transformation {listing(idle)}; the rules give "
-            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. Add a rule, or "
-            "leave it out."
+            f"{listing(map(repr, dict.fromkeys(labels)), write=str)}. {cure}"
         )
     return rules if isinstance(rules, BoundRules) else table
 
@@ -514,8 +516,9 @@ def _no_transformation(
         hint = f", did you mean {near!r}?" if near else ""
         lines.append(f"{label!r} ({listing(group, limit=4)}{hint})")
     return TransformError(
-        f"No transformation for the label {'; '.join(lines)}. There are "
-        f'{listing(names)} and "frozen", which needs none. Correct the label in the '
+        f"No transformation for the label {'; '.join(lines)}. There "
+        f"{f'are {listing(names)} and' if names else 'is only'} "
+        '"frozen", which needs none. Correct the label in the '
         "rules, or add its optimizer: partition({..., "
         f"{next(iter(stray))!r}: optax.adam(1e-3)}}, rules).",
         paths=[path for group in stray.values() for path in group],

@@ -8,6 +8,7 @@ See ``state.carry_state`` for the way from one to the other.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from treeadapt.errors import TransformError
 from treeadapt.text.names import Mismatch
 from treeadapt.transforms.optax_fields import NAMED_FIELDS
-from treeadapt.trees.describing import describe
+from treeadapt.trees.describing import describe, describe_argument
 from treeadapt.trees.paths import SEPARATOR
 from treeadapt.trees.views import same_structure, view_tree
 
@@ -34,6 +35,12 @@ def stale_error(
         init: makes a state for a flat dict.
         flat: the flat dict of the params, or of updates like them.
     """
+    is_optimizer = all(callable(getattr(state, x, None)) for x in ("init", "update"))
+    if is_optimizer or inspect.isroutine(state):
+        return TransformError(
+            f"Got {describe_argument(state)} as state. First make one: "
+            "state = tx.init(params); then tx.update(grads, state, params)."
+        )
     try:
         expected = jax.eval_shape(init, flat)
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -30,6 +30,7 @@ from treeadapt.trees.arrays import (
     narrow_bits,
 )
 from treeadapt.trees.describing import describe
+from treeadapt.trees.paths import SEPARATOR
 from treeadapt.trees.views import TreeView, view_nested
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ def apply_updates(tree: T, updates: Tree) -> T:
     """
     view = view_nested(tree)
     deltas = _aligned(view, updates, _is_update)
+    _require_order(view, updates)
     moved = [i for i, delta in enumerate(deltas) if _moves(view.leaves[i], delta)]
     _require_fit(view, deltas, moved)
     leaves = list(view.leaves)
@@ -178,6 +180,13 @@ def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> li
         path for path, leaf in by_path.items() if path not in paths and has_place(leaf)
     ]
     if stray:
+        inner = stray[0].partition(SEPARATOR)[2]
+        if isinstance(other, tuple) and len(other) == 2 and inner in paths:
+            raise StructureMismatchError(
+                "Got a pair, as update returns it. Take it apart first: "
+                "updates, state = tx.update(grads, state, params).",
+                paths=stray,
+            )
         near = Speller().best(stray[0], view.plan.paths)
         hint = f" (the tree has {near!r})" if near else ""
         raise StructureMismatchError(
@@ -186,6 +195,21 @@ def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> li
             paths=stray,
         )
     return [by_path.get(path) for path in view.plan.paths]
+
+
+def _require_order(view: TreeView, updates: Tree) -> None:
+    """Raise if updates have functions that the tree lacks, as a model has them."""
+    other = view_nested(updates)
+    if other.plan is view.plan:
+        return
+    paths = frozenset(view.plan.paths)
+    lost = [p for p, leaf in other.flat().items() if p not in paths and callable(leaf)]
+    if lost:
+        raise TransformError(
+            f"The updates have {listing(lost)}, which the tree lacks, so both seem to "
+            "be exchanged: apply_updates(params, updates).",
+            paths=lost,
+        )
 
 
 def _is_update(delta: Any) -> bool:
