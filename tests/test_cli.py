@@ -711,6 +711,10 @@ def test_a_rules_file_in_yaml_gets_an_error_that_is_true(npz, tmp_path):
     [
         (("show",), "Missing argument 'TREE'"),
         (("--fromat",), "No such option"),
+        (
+            ("convert", "--from", "a"),
+            "Names come without one: treeadapt convert SRC DST",
+        ),
         (("show", "x", "--fromat", "json"), "--fromat"),
         (("show", "x", "--format", "xml"), "is not one of"),
         (("shwo", "x"), "No such command 'shwo'"),
@@ -905,6 +909,22 @@ def test_convert_copies_what_is_not_weights(published, old, tmp_path, form):
     of_shards = {"model.safetensors", "model.safetensors.index.json"}
     assert not written & ({*WEIGHTS} - of_shards)
     assert not written & {"without_an_ending", "zip_of_arrays", "gone.json"}
+
+
+def test_what_like_copied_is_moved_away_before_its_folder_is_replaced(
+    published, old, tmp_path
+):
+    new = tmp_path / "new"
+    call = ("convert", old, new, "--like", published)
+    run(*call)
+    for more in ((), ("--force",)):
+        text = run(*call, *more, code=2)
+        assert "because it holds more than weights: 'config.json'" in text
+    assert "Move that away and pass --force, or" in run(*call, code=2)
+    for name in (*KEPT, "merges.txt"):
+        (new / name).unlink()
+    assert "--force replaces it" in run(*call, code=2)
+    assert "Copied 5 files" in run(*call, "--force")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])

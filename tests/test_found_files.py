@@ -873,3 +873,16 @@ def test_a_folder_of_one_checkpoint_has_no_steps(tmp_path):
     ta.save(tmp_path / "model.safetensors", FLAT)
     steps_of_orbax(tmp_path / "5", 1)
     same(ta.load(tmp_path, zeros_of(FLAT)), FLAT)
+
+
+def test_files_of_another_kind_than_their_ending_are_said_to_be(tmp_path):
+    right, wrong = tmp_path / "w.safetensors", tmp_path / "w.npz"
+    ta.save(right, {"w": np.ones(2)})
+    right.rename(wrong)
+    with pytest.raises(ta.CheckpointError, match="as safetensors do: give it that end"):
+        ta.load(wrong)
+    wrong.rename(right)
+    assert ta.load(right)["w"].shape == (2,)
+    right.write_bytes(b"\x80\x04}." * 10)
+    with pytest.raises(ta.CheckpointError, match="It begins as pickles do, which are"):
+        ta.load(right)

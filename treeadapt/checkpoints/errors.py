@@ -28,6 +28,8 @@ def named_path(path: Any) -> Path:
         raise CheckpointError(
             "The name of a checkpoint comes first, save(path, tree) and load(path, "
             f"target); got {describe(path)} for it."
+            + " Shards are named by their folder."
+            * isinstance(path, list | tuple)
         )
     if is_url(os.fspath(path)):
         raise CheckpointError(

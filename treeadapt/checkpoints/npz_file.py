@@ -18,7 +18,7 @@ import numpy as np
 
 from treeadapt.checkpoints.errors import AGAIN, refuse
 from treeadapt.checkpoints.record import MAX_LEAVES, Leaf, Stored, abstract
-from treeadapt.checkpoints.remote import AnyPath
+from treeadapt.checkpoints.remote import AnyPath, read_range
 from treeadapt.text.names import listing
 
 _ENDING = ".npy"
@@ -40,7 +40,10 @@ def read_metadata(path: AnyPath) -> Stored:
     left_out: dict[str, str] = {}
     with path.open("rb") as content:
         if not zipfile.is_zipfile(content):
-            refuse(path, "it is not a whole archive", AGAIN)
+            start = read_range(path, 0, 9)
+            is_safetensors = start[4:] == b"\0\0\0\0{"  # after a length
+            cure = "It begins as safetensors do: give it that ending."
+            refuse(path, "it is not a whole archive", cure if is_safetensors else AGAIN)
         archive = zipfile.ZipFile(content)
         members = archive.infolist()
         if len(members) > MAX_LEAVES:

@@ -125,6 +125,10 @@ def _listed(name: AnyPath, version: dict[AnyPath, tuple[Any, ...]]) -> Stored:
     """
     if not name.exists():
         hint = near_name(name) if isinstance(name, Path) else ""
+        if "*" in str(name):
+            hint = " Patterns are not read; name the folder of the shards."
+        elif str(name).startswith("~"):
+            hint = " ~ stands for nothing here: pass pathlib.Path(name).expanduser()."
         raise CheckpointError(f"There is no checkpoint {listing([str(name)])}.{hint}")
     with reported(name, "read"):
         version[name] = stamp(name)

@@ -249,7 +249,8 @@ def _of_file(path: AnyPath) -> Stored:
     length = read_range(path, 0, 8)
     data_bytes = 8 + int.from_bytes(length, "little")  # where the data starts
     if data_bytes - 8 > _MAX_HEADER_BYTES:
-        refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
+        cure = "It begins as pickles do, which are not read." * (length[:1] == b"\x80")
+        refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB", cure)
     text = read_range(path, 8, data_bytes)
     if size_bytes < max(data_bytes, 10):  # the length, and ``{}`` at least
         refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", AGAIN)

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import jax.numpy as jnp
 
-from treeadapt.checkpoints import locating, orbax_folder, save_load
+from treeadapt.checkpoints import locating, orbax_folder, safetensors_file, save_load
 from treeadapt.checkpoints.decoding import may_be_quantized
 from treeadapt.checkpoints.leaves import stored_form
 from treeadapt.checkpoints.next_call import all_shards, tables_that_take
@@ -344,12 +344,14 @@ def convert_checkpoint(
             f"should fit is --target {destination}."
         )
     sources.require_order(source, destination, "SRC, then DST")
+    folder, rest = Path(destination), None
+    _require_weights_alone(folder, force=force)
     options.require_new(destination, force=force)
     form = locating.format_of(destination, writing=True)
-    if like is not None and form == "orbax" and max_shard_bytes is None:
+    is_folder = form == "orbax" or folder.is_dir()
+    if like is not None and is_folder and max_shard_bytes is None:
         max_shard_bytes = published_shard_bytes(like)
     needs_arrays = form != "schema" or max_shard_bytes is not None
-    folder, rest = Path(destination), None
     if like is not None:
         if not needs_arrays:
             text = "--like needs a DST with arrays, and this is a schema."
@@ -391,6 +393,23 @@ def convert_checkpoint(
             copy_files(rest, folder)
         for line in rest.lines(like, "Would copy" if dry_run else "Copied"):
             click.echo(printable(line))
+
+
+def _require_weights_alone(folder: Path, *, force: bool) -> None:
+    """Raise if a folder of weights has other files, such as ``--like`` copies there.
+
+    Raises:
+        Failure: it has, and a folder is replaced as a whole.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    has_index = (folder / safetensors_file.INDEX).is_file()
+    if strangers := (safetensors_file if has_index else orbax_folder).others(folder):
+        raise options.Failure(
+            f"{str(folder)!r} is not replaced, because it holds more than weights: "
+            f"{listing(strangers)}. Move that away{' and pass --force' * (not force)}, "
+            "or choose another name."
+        )
 
 
 def _write_shapes(source: str, destination: str, *, decode: bool, dry_run: bool) -> int:

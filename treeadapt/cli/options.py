@@ -63,6 +63,8 @@ _MEANT = {
     "which why": "explain",
     "load": "compare",
 }
+# Options that other programs have for the names of what is read and written.
+_OF_NAMES = (*("--from", "--to", "--input", "--in", "--out"), "--source", "--src")
 _WIDTH = 58  # of a line that is not filled again; narrow terminals have 60 columns
 
 
@@ -139,6 +141,10 @@ def _short_errors() -> Iterator[None]:
         typed = error.ctx.params if error.ctx else {}
         if isinstance(error, click.NoSuchOption) and command == PROGRAM:
             wording += " Options follow the command: treeadapt show TREE --rules FILE"
+        elif isinstance(error, click.NoSuchOption) and error.option_name in _OF_NAMES:
+            names = " ".join(error.ctx.command.collect_usage_pieces(error.ctx)[1:])
+            wording = f"No such option {error.option_name!r}. Names come without one: "
+            wording += f"{command} {names}"
         elif isinstance(error, click.NoSuchOption):
             wording += _others_with(error.option_name)
         elif "unexpected extra argument" in wording and ".toml" in f"{wording}{typed}":

@@ -122,6 +122,11 @@ def tables_of(name: str) -> Mapping[str, PublishedTable]:
     if layout not in layouts:
         near = Speller().nearest(layout, [*layouts], count=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
+        typed = [f"{each}/{layout}" for each in layouts if layout in layouts[each]]
+        if typed:
+            hint = f"It is a model type; tables of it are {listing(typed)}. "
+        elif os.path.exists(name):  # of any text, where a path may raise
+            hint = "What is there under this name is no table. "
         raise MigrationError(
             f"There is no layout {listing([layout])}. {hint}Layouts are "
             f"{listing(layouts, limit=99)}; the name of a file ends in .toml or .json. "
