@@ -785,6 +785,7 @@ def test_leaves_of_the_other_side_or_below_a_prefix_get_advice():
     leaves = {f"h.{n}.w": np.ones((2, 3)) for n in range(2)} | {"b": np.ones(3)}
     for wrong, text in (
         (m(leaves), "look like names of the other side of the rows: use migration.inv"),
+        (m(leaves) | {"more": np.ones(3)}, "other side of the rows: use migration.inv"),
         ({"model": leaves}, "Without 'model/' in front, rows name such leaves"),
     ):
         with pytest.raises(ta.MigrationError, match=text):

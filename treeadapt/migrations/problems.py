@@ -242,7 +242,12 @@ def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
     """
     some = unmatched[:_LOOKED_AT]
     targets = [address.path for row in rows for address in row.targets]
-    if all(any(path.match(name) is not None for path in targets) for name in some):
+    is_turned = all(any(path.match(x) is not None for path in targets) for x in some)
+    if targets and not is_turned:  # maybe the table is of few of the leaves
+        is_turned = all(
+            any(path.match(x) is not None for x in some) for path in targets
+        )
+    if is_turned:
         yield (
             "They look like names of the other side of the rows: use "
             f"{worded('migration.inverse', '--reverse')}."
