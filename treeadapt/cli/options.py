@@ -64,7 +64,7 @@ _MEANT = {
     "load": "compare",
 }
 # Options that other programs have for the names of what is read and written.
-_OF_NAMES = (*("--from", "--to", "--input", "--in", "--out"), "--source", "--src")
+_OF_NAMES = ("--from", "--to", "--input", "--in", "--out", "--source", "--src")
 _WIDTH = 58  # of a line that is not filled again; narrow terminals have 60 columns
 
 
