@@ -30,6 +30,7 @@ Steps: TypeAlias = tuple[Step, ...]
 _MOST_SLICES = 64  # of one axis
 _MOST_STATES = 10_000  # Mamba, fused otherwise on both sides, takes 6,000
 _MOST_PARTS = 4  # of one axis
+_SIDES = "source", "target"
 _LEAST_STACKED = 4  # leaves below a node, before it is a scan
 _LEFT = 0.3  # what is still uneven, at least counts for that much of a cut
 _ONE_BY_ONE = 4.0  # what it costs to cut the layers of one leaf, and not of another
@@ -191,26 +192,41 @@ def cuts(
             push(cost + extra, near)
 
 
-def why_uneven(source: Mapping[str, Shape], target: Mapping[str, Shape]) -> str:
-    """Say that no cut that was tried makes both sides even, and what to look for."""
+def missing_leaf(source: Mapping[str, Shape], target: Mapping[str, Shape]) -> str:
+    """Say which leaf one side may lack, if it lacks as many numbers; or ""."""
     sides = _families(source), _families(target)
     totals = [sum(f.count * f.size for f in families) for families in sides]
     more = int(totals[1] > totals[0])
-    names = "source", "target"
-    have = (
-        f"the {names[1 - more]} has {totals[1 - more]:,} numbers, the {names[more]} "
-        f"{totals[more]:,}"
-    )
     excess = abs(totals[1] - totals[0])
     as_many = [f for f in sides[more] if f.count * f.size == excess]
-    if excess and as_many:
-        texts = [one_text(family.paths) for family in as_many]
-        which = "it" if len(texts) == 1 else "one of these"
-        return (
-            f"{have}, {excess:,} more, as many as in {listing(texts, write=str)}: "
-            f"{which} may be missing in the {names[1 - more]}. Let both "
-            "models have it, or neither"
-        )
+    if not excess or not as_many:
+        return ""
+    texts = [one_text(family.paths) for family in as_many]
+    which = "it" if len(texts) == 1 else "one of these"
+    which += f" may be missing in the {_SIDES[1 - more]}"
+    return (
+        f"{_numbers_of(totals)}, {excess:,} more, as many as in "
+        f"{listing(texts, write=str)}: {which}. Let both models have it, or neither"
+    )
+
+
+def _numbers_of(totals: Sequence[int]) -> str:
+    """Say how many numbers both sides have, the fewer first."""
+    more = int(totals[1] > totals[0])
+    return (
+        f"the {_SIDES[1 - more]} has {totals[1 - more]:,} numbers, the {_SIDES[more]} "
+        f"{totals[more]:,}"
+    )
+
+
+def why_uneven(source: Mapping[str, Shape], target: Mapping[str, Shape]) -> str:
+    """Say that no cut that was tried makes both sides even, and what to look for."""
+    if missing := missing_leaf(source, target):
+        return missing
+    sides = _families(source), _families(target)
+    totals = [sum(f.count * f.size for f in families) for families in sides]
+    have = _numbers_of(totals)
+    excess = abs(totals[1] - totals[0])
     alone = [
         one_text(family.paths)
         for own, other in (sides, sides[::-1])

@@ -25,7 +25,7 @@ from treeadapt.porting.matching.changes import (
     by_path,
     find_changes,
 )
-from treeadapt.porting.matching.cuts import cuts, why_uneven
+from treeadapt.porting.matching.cuts import cuts, missing_leaf, why_uneven
 from treeadapt.porting.matching.differences import what_differs
 from treeadapt.porting.matching.influence import Influences
 from treeadapt.porting.matching.judge import UNKNOWN, Verdict, judge
@@ -113,6 +113,7 @@ class Search:
         dead_ends: what it stumbled over on the way.
         differences: what the models differ in, as far as it was seen.
         cuts: those with which that is looked for.
+        missing: which leaf one side may lack, if all cuts sum leaves in its place.
         nearest: what pairs everything, but with other answers.
         unused: leaves of the source without influence.
         kept: leaves of the target without influence.
@@ -126,6 +127,7 @@ class Search:
     dead_ends: list[str] = dataclasses.field(default_factory=list)
     differences: tuple[str, ...] = ()
     cuts: Sequence[Cut] = ()
+    missing: str = ""
     nearest: Found | None = None
     unused: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -168,6 +170,9 @@ class Search:
         self.cuts = every[:_MOST_LOOKED_AT]
         if not every:
             self.why.append(why_uneven(*shapes))
+        # A sum of any two vectors of one length makes up for one that is missing.
+        are_sums = all(any(p.places[1:] for p in sources) for sources, _ in every)
+        self.missing = missing_leaf(*shapes) if are_sums else ""
         self.near: list[tuple[OrderFamily, Sequence[LikeParts]]] = []
         found = self._first_of(
             itertools.chain(
@@ -219,7 +224,7 @@ class Search:
         most = first if first <= _AS_NEAR * least else least
         _, cut, seen = next(each for each in every if each[0] <= most)
         self.likeliest = [cut, *(each for each in cuts[:1] if each is not cut)]
-        self.differences = (*what_differs(seen),)
+        self.differences = tuple(filter(None, (self.missing, *what_differs(seen))))
 
     def _look_at_nearest(self, found: Found) -> None:
         """See what the models differ in, whatever is paired with what."""
