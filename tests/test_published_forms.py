@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from sizes import some
 
 import treeadapt as ta
 
@@ -105,7 +104,7 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "model_type", "old", "new"), some(SPELLINGS))
+@pytest.mark.parametrize(("layout", "model_type", "old", "new"), SPELLINGS)
 def test_files_of_other_spellings_give_the_same_params_and_come_back(
     layout, model_type, old, new
 ):
@@ -208,7 +207,7 @@ def with_a_head(layout, model_type):
     return m, weights, target, place
 
 
-@pytest.mark.parametrize(("layout", "model_type"), some(TIED))
+@pytest.mark.parametrize(("layout", "model_type"), TIED)
 @pytest.mark.parametrize("file_has_head", [False, True])
 @pytest.mark.parametrize("model_has_head", [False, True])
 def test_a_head_is_tied_in_the_file_in_the_model_in_both_or_in_neither(

@@ -21,7 +21,6 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 from optax.tree_utils import tree_get_all_with_path
-from sizes import some
 from trees import mlp
 
 import treeadapt as ta
@@ -175,13 +174,13 @@ def test_a_rate_that_is_not_in_the_state_leads_to_inject_hyperparams():
         ta.tree_set(state, learning_rate=2.0)
 
 
-@pytest.mark.parametrize("name", some(EVERY))
+@every_transform
 @pytest.mark.usefixtures("one_zero")
 def test_no_name_of_a_parameter_is_taken_for_one_of_the_state(name):
     assert places(init(EVERY[name], EVIL)) == places(init(EVERY[name], HARMLESS))
 
 
-@pytest.mark.parametrize("name", some(EVERY))
+@every_transform
 @pytest.mark.usefixtures("one_zero")
 def test_nor_under_native_states_of_nested_and_named_tuples(name):
     tx = EVERY[name]

@@ -75,7 +75,7 @@ def inputs_of(config: Any, names: Any) -> dict[str, np.ndarray]:
     """Return random inputs for those that a model takes, by name."""
     random = np.random.default_rng(1)
     inputs: dict[str, np.ndarray] = {}
-    for name in {"input_ids", "decoder_input_ids"} & {*names}:
+    for name in [n for n in ("input_ids", "decoder_input_ids") if n in names]:
         text = getattr(config, "text_config", config)
         inputs[name] = random.integers(3, text.vocab_size, (2, 7))
     if "pixel_values" in names:
