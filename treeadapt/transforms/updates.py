@@ -68,8 +68,9 @@ def apply_updates(tree: T, updates: Tree) -> T:
         (Array([-0. ,  1.5], dtype=float32), True)
     """
     view = view_nested(tree)
-    deltas = _aligned(view, updates, _is_update)
-    _require_order(view, updates)
+    update_view = view_nested(updates)
+    deltas = _aligned(view, update_view, _is_update)
+    _require_order(view, update_view)
     moved = [i for i, delta in enumerate(deltas) if _moves(view.leaves[i], delta)]
     _require_fit(view, deltas, moved)
     leaves = list(view.leaves)
@@ -107,7 +108,7 @@ def incremental_update(new: Tree, old: T, step_size: Any) -> T:
         Array([0.25, 0.25], dtype=float32)
     """
     view = view_nested(old)
-    newer = _aligned(view, new, is_inexact)
+    newer = _aligned(view, view_nested(new), is_inexact)
     moved = [i for i, leaf in enumerate(view.leaves) if is_inexact(leaf)]
     lacking = [view.plan.paths[i] for i in moved if newer[i] is None]
     if lacking:
@@ -162,7 +163,9 @@ def _choose(keep: jax.Array, leaf: jax.Array, new: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jax.lax.select(keep, *parts), leaf.dtype)
 
 
-def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> list[Any]:
+def _aligned(
+    view: TreeView, other: TreeView, has_place: Callable[[Any], bool]
+) -> list[Any]:
     """Return, for each leaf of ``view``, the leaf of ``other`` at its path or None.
 
     Args:
@@ -170,18 +173,18 @@ def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> li
         other: any tree.
         has_place: which leaves of ``other`` must have a place in it.
     """
-    other_view = view_nested(other)
-    if other_view.plan is view.plan:
-        return other_view.leaves
+    if other.plan is view.plan:
+        return other.leaves
     view.require_unique()
-    by_path = other_view.require_unique().flat()
+    by_path = other.require_unique().flat()
     paths = frozenset(view.plan.paths)
     stray = [
         path for path, leaf in by_path.items() if path not in paths and has_place(leaf)
     ]
     if stray:
         inner = stray[0].partition(SEPARATOR)[2]
-        if isinstance(other, tuple) and len(other) == 2 and inner in paths:
+        pair = other.tree
+        if isinstance(pair, tuple) and len(pair) == 2 and inner in paths:
             raise StructureMismatchError(
                 "Got a pair, as update returns it. Take it apart first: "
                 "updates, state = tx.update(grads, state, params).",
@@ -197,13 +200,12 @@ def _aligned(view: TreeView, other: Any, has_place: Callable[[Any], bool]) -> li
     return [by_path.get(path) for path in view.plan.paths]
 
 
-def _require_order(view: TreeView, updates: Tree) -> None:
+def _require_order(view: TreeView, updates: TreeView) -> None:
     """Raise if updates have functions that the tree lacks, as a model has them."""
-    other = view_nested(updates)
-    if other.plan is view.plan:
+    if updates.plan is view.plan or not any(map(callable, updates.leaves)):
         return
     paths = frozenset(view.plan.paths)
-    lost = [p for p, leaf in other.flat().items() if p not in paths and callable(leaf)]
+    lost = [path for path, x in updates.items() if path not in paths and callable(x)]
     if lost:
         raise TransformError(
             f"The updates have {listing(lost)}, which the tree lacks, so both seem to "
