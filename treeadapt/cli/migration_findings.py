@@ -6,7 +6,7 @@ check of shapes can see. See ``reports.summary`` for the findings of rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
@@ -110,10 +110,9 @@ def turned_hint(
     """
     try:
         table = read_migration(file, *checkpoints, reverse=not reverse)
-        faults = planned(table, source, target)[1]
     except MigrationError:
         return ""
-    if any(each.kind not in MILD for each in faults):
+    if not _fits(table, source, target, MILD):
         return ""
     cure = "Leave --reverse out." if reverse else "Add --reverse."
     return f"The rows of {listing([file])} fit the other way round. {cure}"
@@ -121,11 +120,18 @@ def turned_hint(
 
 def leads_other_way(migration: Migration, source: Any, target: Any) -> bool:
     """Return whether nothing but marks is wrong with a migration the other way."""
+    return _fits(migration, target, source, (CHECK,))
+
+
+def _fits(
+    migration: Migration, source: Any, target: Any, mild: Collection[str]
+) -> bool:
+    """Return whether a migration has no findings but some kinds."""
     try:
-        faults = planned(migration, target, source)[1]
+        faults = planned(migration, source, target)[1]
     except MigrationError:
         return False
-    return {each.kind for each in faults} <= {CHECK}
+    return all(each.kind in mild for each in faults)
 
 
 def notes(plan: MigrationPlan) -> Iterator[str]:

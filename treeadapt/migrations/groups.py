@@ -21,14 +21,14 @@ from treeadapt.migrations.axes import REST, Axes, Axis, Product, every_name, ind
 from treeadapt.migrations.group import Group, Taken, shape_of, size_bytes
 from treeadapt.migrations.move import Layout, Move
 from treeadapt.migrations.operations import Values
-from treeadapt.migrations.problems import Problems, UnplannedError
+from treeadapt.migrations.problems import Problems, UnplannedError, name_target
 from treeadapt.migrations.renumbering import Renumbering
 from treeadapt.migrations.rows import Address, Row
 from treeadapt.migrations.solving import Equation, solve
 from treeadapt.migrations.take import taken_name
 from treeadapt.migrations.templates import compose, decompose
 from treeadapt.text.names import listing, natural, plural, size_text
-from treeadapt.text.wording import offered, worded
+from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array, is_inexact_dtype
 from treeadapt.trees.casting import (
     factor_dtype,
@@ -133,7 +133,7 @@ class GroupMaker:
                 sizes = [
                     f"{size} in {listing([path])}" for size, path in firsts.items()
                 ]
-                target = _give_target("pass a target")
+                target = name_target("pass a target")
                 self.problems.add(
                     "sizes",
                     f"{name} is {' and '.join(sizes[:2])}. Only {inner[name][0]}, the "
@@ -301,7 +301,7 @@ class GroupMaker:
             paths = itertools.chain(*(by_index.values() for by_index in leaves))
             text = f"{listing(paths, limit=2)} without {listing(missing)}"
             if is_whole:
-                cure = "" if self.target else _give_target("pass a target")
+                cure = "" if self.target else name_target("pass a target")
                 cure += ", or " * bool(cure)
                 text += f"; if none is missing, {cure}write two rows"
             self._fault(text, "torn")
@@ -647,7 +647,7 @@ class GroupMaker:
         """
         text = f"the size of {listing(names)} stays open"
         if self.target is None:
-            target = _give_target("give a target")
+            target = name_target("give a target")
             return f"{text}; {_write_size()}, or {target}"
         paths = [path for _, path in self._firsts(values, sizes)]
         lacking = [path for path in paths if path not in self.target]
@@ -695,8 +695,3 @@ def _made(move: Move, layout: Layout) -> jax.ShapeDtypeStruct:
 def _write_size() -> str:
     calls = "sizes= of ta.Migration or ta.load_migration"
     return f"write it in {worded(calls, '[sizes]')}"
-
-
-def _give_target(python: str) -> str:
-    names = offered("TARGET", "--target") or ["--target of convert"]
-    return worded(python, f"name a target: {' or '.join(names)}")

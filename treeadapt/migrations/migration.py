@@ -32,14 +32,14 @@ from treeadapt.migrations.planning import (
     compare_target,
     plan_groups,
 )
-from treeadapt.migrations.problems import Problems
+from treeadapt.migrations.problems import Problems, name_target
 from treeadapt.migrations.rows import Row, parse_row, parse_rows
 from treeadapt.migrations.run_group import is_moved, run_group, sharding_of, spec_of
 from treeadapt.migrations.spellings import HasPlace
 from treeadapt.selection.rules import Rules
 from treeadapt.text.html_table import html_table
 from treeadapt.text.names import Speller, listing, natural, plural
-from treeadapt.text.wording import offered, worded
+from treeadapt.text.wording import worded
 from treeadapt.trees.arrays import is_array, is_array_class, is_inexact_dtype
 from treeadapt.trees.casting import has_zero
 from treeadapt.trees.describing import describe
@@ -310,9 +310,7 @@ class Migration:
             if filling != DROPPED and path not in self._new_if_lacking
         ]
         if needed and likes is None:
-            names = offered("TARGET", "--target") or ["--target of convert"]
-            in_command = f"Name one: {' or '.join(names)}"
-            cure = worded("Pass one: the model, or its shapes", in_command)
+            cure = name_target("Pass one: the model, or its shapes", "Name one")
             raise MigrationError(
                 f"{worded('new=', '[new]')} fills {listing(needed)} in the form of a "
                 f"target. {cure}.",

@@ -13,7 +13,7 @@ from treeadapt.errors import MigrationError, MigrationProblem
 from treeadapt.migrations.rows import Row, spaced
 from treeadapt.migrations.templates import PathsByCapture
 from treeadapt.text.names import SHOWN, Speller, fold, listing, plural, section
-from treeadapt.text.wording import worded
+from treeadapt.text.wording import offered, worded
 
 
 class Cause(NamedTuple):
@@ -266,6 +266,17 @@ def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
             "is below it, or write {t:**}/ in front of both paths of each row. The "
             "state of an optimizer is moved by carry_state."
         )
+
+
+def name_target(python: str, command: str = "name a target") -> str:
+    """Ask for a target, in a command by the arguments of its that take one.
+
+    Example:
+        >>> name_target("pass a target")
+        'pass a target'
+    """
+    names = offered("TARGET", "--target") or ["--target of convert"]
+    return worded(python, f"{command}: {' or '.join(names)}")
 
 
 def colon_advice(unused: Iterable[Row]) -> Iterator[str]:

@@ -16,10 +16,12 @@ from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.factors import powers_of_divisors
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import (
+    LARGE_NUMBER,
     are_renumbered,
     by_template,
     template_of,
     tokens_of,
+    with_number,
 )
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
@@ -31,7 +33,6 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 #: What would answer a mark, by its name.
 Left: TypeAlias = Mapping[str, str]
 
-_LARGE = "987654321"  # a number that no model has
 _OF_A_LIST = (
     "no size answers for a list that gives numbers other ones; see the code, and "
     "delete the mark if all models have this one"
@@ -356,7 +357,7 @@ def run_over(paths: Mapping[Row, Iterable[str]]) -> set[Pattern]:
         for template, (path, *_) in by_template(own).items():
             tokens = tokens_of(path)
             for place, fixed in enumerate(template):
-                other = "".join((*tokens[:place], _LARGE, *tokens[place + 1 :]))
+                other = with_number(tokens, place, LARGE_NUMBER)
                 if fixed is None and row.takes(other):
                     places.add(template[:place])
     return places
@@ -393,9 +394,9 @@ def _of_same_blocks(plan: Any, shapes: Shapes) -> set[Row]:
     return same
 
 
-def _places(paths: Iterable[str]) -> dict[tuple[str | None, ...], set[str]]:
+def _places(paths: Iterable[str]) -> dict[Pattern, set[str]]:
     """Return the numbers of paths, by what is before them."""
-    numbers: dict[tuple[str | None, ...], set[str]] = {}
+    numbers: dict[Pattern, set[str]] = {}
     for path in paths:
         tokens, template = tokens_of(path), template_of(path)
         for place, token in enumerate(template):

@@ -28,6 +28,7 @@ from treeadapt.porting.drafts.rows import (
     Hole,
     Tokens,
     by_template,
+    is_count,
     template_of,
     tokens_of,
 )
@@ -273,8 +274,7 @@ def _endings(
 
 
 def _numbers(path: str) -> tuple[str, ...]:
-    pairs = zip(template_of(path), tokens_of(path), strict=True)
-    return tuple(token for fixed, token in pairs if fixed is None)
+    return tuple(filter(is_count, tokens_of(path)))
 
 
 def _captured(template: Pattern) -> Tokens:

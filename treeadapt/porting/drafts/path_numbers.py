@@ -14,10 +14,15 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeAlias
 
 from treeadapt.porting.drafts.parts import Pattern
-from treeadapt.porting.drafts.rows import by_template, template_of, tokens_of
-from treeadapt.porting.drafts.writing import LAYER_WORDS, WrittenRow
-
-_LARGE = "987654321"  # a number that no model has
+from treeadapt.porting.drafts.rows import (
+    LARGE_NUMBER,
+    LAYER_WORDS,
+    by_template,
+    template_of,
+    tokens_of,
+    with_number,
+)
+from treeadapt.porting.drafts.writing import WrittenRow
 
 #: A side, 0 for the source, and what is before a number in its paths.
 Above: TypeAlias = tuple[int, Pattern]
@@ -147,9 +152,8 @@ def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:
                 if template[position] is not None:
                     continue
                 takes_large, takes_first = (
-                    each.row.is_rest
-                    or read.takes("".join(_with_number(tokens, position, new)))
-                    for new in (_LARGE, "0")
+                    each.row.is_rest or read.takes(with_number(tokens, position, new))
+                    for new in (LARGE_NUMBER, "0")
                 )
                 is_shifted = takes_large and not takes_first
                 is_listed = bool(each.spelling.lists) and not takes_large
@@ -162,7 +166,3 @@ def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:
                 )
                 yield PathNumber(side, template, position), use
         fewest = min((template.count(None) for template in templates), default=0)
-
-
-def _with_number(tokens: Sequence[str], position: int, number: str) -> Sequence[str]:
-    return (*tokens[:position], number, *tokens[position + 1 :])

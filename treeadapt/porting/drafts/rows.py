@@ -20,6 +20,14 @@ _TOKEN = re.compile(
 )
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
+#: Words before a number of which a larger model has more.
+LAYER_WORDS = frozenset(
+    {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"}
+)
+EXPERT_WORDS = frozenset({"expert", "experts"})
+#: A number in a path that no model has.
+LARGE_NUMBER = "987654321"
+
 
 @dataclasses.dataclass(frozen=True)
 class Hole:
@@ -187,6 +195,16 @@ def tokens_of(path: str) -> tuple[str, ...]:
 def is_count(token: Any) -> bool:
     """Return whether a token is a number as an index would be written."""
     return isinstance(token, str) and _NUMBER.fullmatch(token) is not None
+
+
+def with_number(tokens: Sequence[str], place: int, number: str) -> str:
+    """Return the path of some tokens, with another number in the place of one.
+
+    Example:
+        >>> with_number(("h", ".", "10", ".", "w"), 2, "3")
+        'h.3.w'
+    """
+    return "".join((*tokens[:place], number, *tokens[place + 1 :]))
 
 
 @functools.lru_cache(maxsize=32_768)  # a draft asks a few times about each path

@@ -17,7 +17,7 @@ from typing import Any
 from treeadapt.checkpoints.remote import checkpoint_path
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.tables.published import CONFIG, stated_sizes
-from treeadapt.porting.drafts.rows import DraftRow
+from treeadapt.porting.drafts.rows import EXPERT_WORDS, LAYER_WORDS, DraftRow
 from treeadapt.text.data_files import DataFile
 
 _FILE = DataFile("configuration", MigrationError, "{}", '"head_dim": 64')
@@ -29,8 +29,7 @@ _FEWER = re.compile(r"kv|key|value|group")
 _COUNT = re.compile(r"^num_|^n_|heads|layers|experts|groups|blocks|depth")
 _FIRST = re.compile(r"dense")
 _WORDS = re.compile(r"[^A-Za-z]+")
-_LAYERS = {"layer", "layers", "h", "block", "blocks", "resblocks"}
-_EXPERTS = {"expert", "experts"}
+_LAYERS = LAYER_WORDS - {"transformer"}  # which may be one of several towers
 _OF_LAYERS = re.compile(
     r"(num_|n_)?(hidden_|encoder_|decoder_)?layers?|depth|num_blocks"
 )
@@ -67,7 +66,7 @@ class ModelConfig:
             The key; empty if none says so, or several do.
         """
         word = _WORDS.split(before)[-2:][0].lower()
-        is_layer, is_expert = word in _LAYERS, word in _EXPERTS
+        is_layer, is_expert = word in _LAYERS, word in EXPERT_WORDS
         wanted = _OF_LAYERS if is_layer else _OF_EXPERTS
         other = "encoder" if "decoder" in before else "decoder"
         keys = [

@@ -63,7 +63,7 @@ def summands(
             found = {p: tuple(own) for p, own in every[0].items() if len(own) > 1}
             found = {p: own for p, own in found.items() if own == tuple(every[1][p])}
             if found:
-                yield _between(between, found, every)
+                yield _nearer(between, found, every)
 
 
 def _alone(
@@ -124,7 +124,7 @@ def _is_sum(
     return np.allclose(sum(parts.values()), whole, rtol=1e-6, atol=0)
 
 
-def _between(
+def _nearer(
     between: NearerSides,
     found: Mapping[str, Sequence[int]],
     every: Sequence[Mapping[str, Mapping[int, np.ndarray]]],

@@ -15,6 +15,8 @@ from treeadapt.migrations.rows import SPLIT, Row, parse_row
 from treeadapt.porting.drafts.factors import read_factor
 from treeadapt.porting.drafts.merging import open_atoms
 from treeadapt.porting.drafts.rows import (
+    EXPERT_WORDS,
+    LAYER_WORDS,
     DraftAddress,
     DraftRow,
     Hole,
@@ -28,11 +30,7 @@ _COUNT = range(10**6)
 #: What separates axes from a path, where it is a part of the path.
 ESCAPED_SPLIT = SPLIT.replace(":", r"\:")
 _FIRST = "dense"  # layers before those that are counted from there
-#: Words before a number of which a larger model has more.
-LAYER_WORDS = frozenset(
-    {"layer", "layers", "h", "block", "blocks", "resblocks", "transformer"}
-)
-_NEAR = {"l": LAYER_WORDS, "x": {"expert", "experts"}}  # the word before a number
+_NEAR = {"l": LAYER_WORDS, "x": EXPERT_WORDS}  # the word before a number
 _TEXTS = {  # what a list is of
     "k": {"weight", "bias", "kernel", "scale", "gamma", "beta", "w", "b"},
     "p": {"q", "k", "v", "query", "key", "value", "gate", "up", "down"},
