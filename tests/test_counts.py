@@ -44,7 +44,7 @@ def last_layer(weights):
 
 @pytest.mark.parametrize(
     ("layout", "model_type"),
-    # The configuration of openpi has no sizes.
+    # The configuration of openpi does not say how many layers there are.
     [table for table in TABLES if table[0] != "openpi"],
 )
 def test_every_table_knows_how_many_layers_there_should_be(layout, model_type):

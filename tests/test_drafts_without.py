@@ -182,12 +182,12 @@ MECHANISMS = [
         (70, jnp.bfloat16),
     ),
     Mechanism(
-        "evidence.is_telling",
+        "evidence._is_telling",
         lambda array: True,
         law.test_few_bits_that_are_equal_by_chance_are_left_to_names,
     ),
     Mechanism(
-        "numbers.is_beyond_chance",
+        "evidence.is_beyond_chance",
         lambda array: True,
         law.test_few_bits_that_are_equal_by_chance_are_left_to_names,
     ),

@@ -211,6 +211,17 @@ def test_a_size_that_contradicts_names_both(folder):
     assert "'model.layers.0.self_attn.q_proj.weight'" in text
 
 
+@pytest.mark.parametrize("model_type", ["pi0", "pi05"])
+def test_the_actions_of_pi0_are_as_many_as_its_configuration_says(model_type):
+    published = Path(__file__).parent / "published" / model_type / "1"
+    weights = ta.load(published / "model.schema.toml")
+    config = json.loads((published / "config.json").read_text())
+    ta.load_migration(f"openpi/{model_type}", config=config)(weights)
+    other = ta.load_migration(f"openpi/{model_type}", config={"action_dim": 32})
+    with pytest.raises(ta.MigrationError, match=r"a = 32 \(action_dim\)"):
+        other(weights)
+
+
 def test_a_size_that_no_key_gives_stays_open_or_follows_from_others(folder):
     configured(folder, head_dim=None)  # it follows from the heads
     params = ta.load(folder, migration="tunix")

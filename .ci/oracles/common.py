@@ -6,9 +6,13 @@ treeadapt.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -42,13 +46,16 @@ def random_weights_of(folder: Path) -> dict[str, np.ndarray]:
     """Return weights of a tiny model by name, with which its answers are finite."""
     random = np.random.default_rng(0)
     weights = weights_of(folder)
+    adds_one = folder.parent.name.startswith("gemma")  # to the scales of norms
     for name, array in weights.items():
         if array.dtype.kind == "i":
             continue
         noise = random.normal(size=array.shape) / 10
-        if name.endswith("running_var"):
+        if name.endswith("inv_freq"):  # follows from its size
+            noise = 10_000.0 ** -(np.arange(array.size) / array.size)
+        elif name.endswith("running_var"):
             noise = 1 + abs(noise)
-        elif name.endswith("weight") and array.ndim == 1:  # of a norm
+        elif name.endswith("weight") and array.ndim == 1 and not adds_one:  # of a norm
             noise += 1
         weights[name] = np.asarray(noise, array.dtype)
     return weights
@@ -114,11 +121,74 @@ def report_answers(
             relative to the largest number.
         settings: those that are not as configurations say, in words, by model type.
     """
+    if "PYTORCH" not in os.environ:
+        print("Answers are SKIPPED: PyTorch is not installed.", file=sys.stderr)
+        return
     for model_type in models:
         largest = max(apart(model_type, FOLDER / model_type / n) for n in ("1", "2"))
         more = (settings or {}).get(model_type, "")
         text = f"{largest:.0e}{', with ' * bool(more)}{more}"
         print(f"{layout}/{model_type} answers {text}", flush=True)
+
+
+def report_uncalled(layout: str, reasons: Mapping[str, str]) -> None:
+    """Print why answers of a layout's models are not compared, by model type."""
+    for model_type, reason in reasons.items():
+        print(f"{layout}/{model_type} uncalled {reason}", flush=True)
+
+
+def apart(ours: Mapping[str, Any], theirs: Mapping[str, np.ndarray]) -> float:
+    """Return by how much answers of one name differ, relative to the largest number.
+
+    Raises:
+        AssertionError: there is none with the same name, or one has another shape.
+    """
+    shared = [(np.asarray(ours[key]), theirs[key]) for key in ours if key in theirs]
+    assert shared, ([*ours], [*theirs])
+    assert all(a.shape == b.shape for a, b in shared)
+    return max(float(abs(a - b).max() / abs(b).max()) for a, b in shared)
+
+
+def answers_of_pytorch(
+    name: str,
+    config: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Return all arrays that a model of transformers answers with, on PyTorch.
+
+    Args:
+        name: of its class.
+        config: as in its ``config.json``.
+        weights: by name.
+        inputs: by name.
+
+    Raises:
+        RuntimeError: ``pytorch.py`` fails.
+    """
+    process = _pytorch()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config), "utf-8")
+        np.savez(Path(folder, "weights.npz"), **weights)
+        np.savez(Path(folder, "inputs.npz"), **inputs)
+        print(name, folder, file=process.stdin, flush=True)
+        if process.stdout.readline() != "done\n":
+            raise RuntimeError(f"{name} does not answer; see above.")
+        with np.load(Path(folder, "answers.npz")) as answers:
+            return dict(answers)
+
+
+@functools.cache
+def _pytorch() -> subprocess.Popen[str]:
+    """Return the process that answers for all models, in an environment of its own."""
+    return subprocess.Popen(
+        [os.environ["PYTORCH"], Path(__file__).parent / "pytorch.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def gemma_checkpoint(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

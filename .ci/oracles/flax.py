@@ -6,6 +6,7 @@ those of the model of PyTorch that has the same weights.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import types
@@ -23,8 +24,16 @@ from transformers.modeling_flax_pytorch_utils import (
 )
 
 sys.path.append(str(Path(__file__).parent))
-from common import flat, random_weights_of, report, report_answers, weights_of
-from pytorch import answers_of, apart, config_in, parameters_of
+from common import (
+    answers_of_pytorch,
+    apart,
+    config_of,
+    flat,
+    random_weights_of,
+    report,
+    report_answers,
+    weights_of,
+)
 
 MODELS = {
     "llama": "FlaxLlamaForCausalLM",
@@ -44,6 +53,12 @@ MODELS = {
     "whisper": "FlaxWhisperForConditionalGeneration",
     "bart": "FlaxBartForConditionalGeneration",
 }
+
+
+def config_in(folder: Path) -> Any:
+    """Return the configuration of a tiny model."""
+    fields = config_of(folder)
+    return transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields)
 
 
 def model_of(model_type: str, config: Any, weights: Any) -> tuple[Any, Any, Any]:
@@ -100,11 +115,11 @@ def answers_apart(model_type: str, folder: Path) -> float:
     config.max_position_embeddings = min(
         64, getattr(config, "max_position_embeddings", 64)
     )
-    name = MODELS[model_type].removeprefix("Flax")
-    inputs = inputs_of(config, parameters_of(name))
     weights = random_weights_of(folder)
     model, _, params = model_of(model_type, config, weights)
-    theirs = answers_of(name, config, weights, inputs)
+    inputs = inputs_of(config, inspect.signature(model.__call__).parameters)
+    name = MODELS[model_type].removeprefix("Flax")
+    theirs = answers_of_pytorch(name, config_of(folder), weights, inputs)
     return apart(model(**inputs, params=params), theirs)
 
 

@@ -7,11 +7,12 @@ does.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of the library
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -23,9 +24,21 @@ from maxtext.checkpoint_conversion import to_maxtext
 from maxtext.checkpoint_conversion.utils import param_mapping
 from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 from maxtext.configs import pyconfig
+from maxtext.layers import quantizations
+from maxtext.models import models
+from maxtext.utils import maxtext_utils
 
 sys.path.append(str(Path(__file__).parent))
-from common import config_of, digest, report, weights_of
+from common import (
+    answers_of_pytorch,
+    apart,
+    config_of,
+    digest,
+    random_weights_of,
+    report,
+    report_answers,
+    weights_of,
+)
 
 #: Name of the model in the library. Gemma 3 is not among them: the library scales its
 #: embedding by a root that it rounds to bfloat16, which no row does.
@@ -43,6 +56,22 @@ MODELS = {
     "gpt_oss": "gpt-oss-20b",
     "olmo3": "olmo3-7b",
     "deepseek_v3": "deepseek3-671b",
+}
+#: The classes of transformers that have the same weights.
+CALLED = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "mixtral": "MixtralForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma4_e2b": "Gemma4ForConditionalGeneration",
+    "gemma4_e4b": "Gemma4ForConditionalGeneration",
+    "gpt_oss": "GptOssForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 #: Name of a size in the library, and of the same in a configuration.
 SIZES = {
@@ -87,6 +116,7 @@ OF_TOWER = {
 NO_TABLE = {
     ("maxtext", each) for each in ("qwen3_next", "qwen3_vl", "gemma4_e2b", "gemma4_e4b")
 }
+LENGTH = 7
 PADDED = {"gemma2": 128}  # rows that the library adds to the embedding
 
 
@@ -118,7 +148,23 @@ def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) 
         "weight_dtype": "float32",
         "enable_checkpointing": "false",
         "use_multimodal": str(bool(tower)).lower(),
+        # Of its answers alone.
+        "dtype": "float32",
+        "matmul_precision": "highest",
+        "per_device_batch_size": 2,
+        "max_target_length": LENGTH,
+        "megablox": "false",
+        "sparse_matmul": "false",
+        "normalization_layer_epsilon": fields["rms_norm_eps"],
     }
+    if "rope_theta" in fields:
+        options["rope_max_timescale"] = int(fields["rope_theta"])
+    if "norm_topk_prob" in fields:
+        options["norm_topk_prob"] = str(fields["norm_topk_prob"]).lower()
+    if not fields.get("rope_scaling"):
+        options["rope_type"] = "default"
+    if not fields.get("final_logit_softcapping"):
+        options["final_logits_soft_cap"] = 0.0
     if model_type.startswith(
         "gemma4"
     ):  # the towers of the small ones have no place in 0.2.5
@@ -134,18 +180,38 @@ def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) 
     return pyconfig.initialize(["", str(base), *arguments])
 
 
-def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
-    """Return what the library makes of weights; prints a digest of the way back."""
+class Loaded(NamedTuple):
+    """What the library makes of weights.
+
+    Attributes:
+        config: the library's configuration of the model.
+        mapping: names of weights, by keys of arrays.
+        keys: those of the mapping that its model has.
+        shapes: place and shape of each array of the model, by key.
+        structure: the tree that the arrays are in.
+        arrays: in the order of their places.
+    """
+
+    config: Any
+    mapping: Mapping[Any, Any]
+    keys: Any
+    shapes: Mapping[str, Any]
+    structure: Any
+    arrays: list[Any]
+
+
+def loaded(layout: str, model_type: str, folder: Path, weights: Any) -> Loaded:
+    """Return what the library makes of weights."""
     fields, is_scanned = config_of(folder), layout == "maxtext"
-    weights = weights_of(folder)
     config = configured(model_type, fields, is_scanned=is_scanned)
     model = MODELS[model_type]
     mapping = param_mapping.PARAM_MAPPING[model](fields, config, is_scanned)
-    shapes = to_maxtext.get_maxtext_model_info(config)[0]
+    shapes, structure = to_maxtext.get_maxtext_model_info(config)
     if model_type == "deepseek_v3":  # its models keep these out of params
-        apart = {key: names for key, names in mapping.items() if "gate-bias" in key}
-        mapping = {key: it for key, it in mapping.items() if key not in apart}
-        mapping |= {k.replace("params-", "MoEBiasVar-"): it for k, it in apart.items()}
+        biases = {key: names for key, names in mapping.items() if "gate-bias" in key}
+        mapping = {key: it for key, it in mapping.items() if key not in biases}
+        biases = {k.replace("params-", "MoEBiasVar-"): it for k, it in biases.items()}
+        mapping |= biases
     keys = to_maxtext.validate_and_filter_param_map_keys(mapping, {*shapes})
     hooks = param_mapping.HOOK_FNS[model](fields, config, is_scanned)
     arrays: list[Any] = [None] * len(shapes)
@@ -161,21 +227,51 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
         to_maxtext._get_maxtext_weight(
             load, indices, shape, key, arrays, "float32", use_lazy_load=False
         )
-    by_key = {key: np.asarray(arrays[index]) for key, (index, _) in shapes.items()}
+    return Loaded(config, mapping, keys, shapes, structure, arrays)
 
+
+def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
+    """Return what the library makes of weights; prints a digest of the way back."""
+    fields, is_scanned = config_of(folder), layout == "maxtext"
+    weights = weights_of(folder)
+    made = loaded(layout, model_type, folder, weights)
+    by_key = {k: np.asarray(made.arrays[at]) for k, (at, _) in made.shapes.items()}
+    model, config = MODELS[model_type], made.config
     hooks = param_mapping.HOOK_FNS[model](fields, config, is_scanned, saving_to_hf=True)
     forms = {name: array.shape for name, array in weights.items()}
     back: dict[str, Any] = {}
-    for key in keys:
+    for key in made.keys:
         parts = [jax.numpy.asarray(by_key[k]) for k in key if isinstance(key, tuple)]
         part = parts if isinstance(key, tuple) else jax.numpy.asarray(by_key[key])
         if is_scanned and str(key).startswith("MoEBiasVar"):
             part = part.T  # the writer of 0.2.5 takes their layers from another axis
-        pairs = process_maxtext_param(key, part, mapping, hooks, forms, config)
+        pairs = process_maxtext_param(key, part, made.mapping, hooks, forms, config)
         back |= {name: np.asarray(array) for name, array in pairs}
     number = f"{model_type}-{folder.name}-back"
     print(f"{layout}/{model_type}", number, digest(back), flush=True)
     return {key.replace("-", "/"): array for key, array in by_key.items()}
+
+
+def answers_apart(layout: str, model_type: str, folder: Path) -> float:
+    """Return by how much answers of both models differ, relative to the largest."""
+    fields, weights = config_of(folder), random_weights_of(folder)
+    made = loaded(layout, model_type, folder, weights)
+    config = made.config
+    mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
+    quant = quantizations.configure_quantization(config)
+    model = models.transformer_as_linen(config, mesh, quant=quant)
+    variables = jax.tree.unflatten(made.structure, map(jax.numpy.asarray, made.arrays))
+    words = fields.get("text_config", fields)["vocab_size"]
+    tokens = np.random.default_rng(1).integers(3, words, (2, LENGTH))
+    positions = np.tile(np.arange(LENGTH), (2, 1))
+    if config.use_mrope:
+        positions = np.tile(positions, (3, 1, 1))
+    logits = model.apply(
+        variables, tokens, positions, np.ones_like(tokens), enable_dropout=False
+    )
+    inputs = {"input_ids": tokens}
+    theirs = answers_of_pytorch(CALLED[model_type], fields, weights, inputs)
+    return apart({"logits": logits[..., :words]}, theirs)
 
 
 if __name__ == "__main__":
@@ -183,3 +279,5 @@ if __name__ == "__main__":
     for name in ("maxtext", "maxtext-unscanned"):
         known = [each for each in chosen if (name, each) not in NO_TABLE]
         report(name, known, lambda *each, layout=name: convert(layout, *each))
+        compare = functools.partial(answers_apart, name)
+        report_answers(name, known, compare)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).parent))
-from common import digest, report, weights_of
+from common import digest, report, report_uncalled, weights_of
 
 Arrays = dict[str, np.ndarray]
 MODELS = ("pi0", "pi05")
@@ -86,9 +86,13 @@ def params(model_type: str, number: int) -> Arrays:
             else:
                 shapes[f"{at}/scale"] = (*stack, d)
     shapes = {f"PaliGemma/{name}": shape for name, shape in shapes.items()}
-    for place, name in enumerate(PROJECTIONS[model_type]):
-        shapes[f"{name}/kernel"] = (sizes["actions"] + place, sizes["expert"][0])
-        shapes[f"{name}/bias"] = (sizes["expert"][0],)
+    width, actions = sizes["expert"][0], sizes["actions"]
+    from_actions = ("state_proj", "action_in_proj")
+    for name in PROJECTIONS[model_type]:
+        i = actions if name in from_actions else width
+        i *= 2 if name == "action_time_mlp_in" else 1
+        o = actions if name == "action_out_proj" else width
+        shapes |= {f"{name}/kernel": (i, o), f"{name}/bias": (o,)}
     arrays, start = {}, 1
     for name, shape in sorted(shapes.items()):
         stop = start + int(np.prod(shape))
@@ -207,3 +211,5 @@ def convert(model_type: str, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     report("openpi", MODELS, convert)
+    reason = "openpi is in no package index, so its models are not called"
+    report_uncalled("openpi", dict.fromkeys(MODELS, reason))

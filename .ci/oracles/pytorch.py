@@ -1,11 +1,14 @@
-"""The models of transformers on PyTorch, whose answers others are compared with."""
+"""The models of transformers on PyTorch, whose answers others are compared with.
+
+Has an environment of its own, whatever that of another library holds. Reads lines from
+its standard input, each the name of a class and a folder with a configuration, weights
+and inputs; writes the answers there, and ``done``. See ``answers_of_pytorch``.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,52 +16,44 @@ import transformers
 from common import config_of
 
 
-def config_in(folder: Path, **changes: Any) -> Any:
-    """Return the configuration of a tiny model, with changes."""
-    fields = config_of(folder) | changes
-    return transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields)
-
-
-def answers_of(
-    name: str,
-    config: Any,
-    weights: Mapping[str, np.ndarray],
-    inputs: Mapping[str, np.ndarray],
-) -> dict[str, np.ndarray]:
-    """Return all arrays that a model answers with.
-
-    Args:
-        name: of its class.
-        config: of the model.
-        weights: by name.
-        inputs: the same.
+def answer(name: str, folder: Path) -> None:
+    """Write all arrays that a model answers with.
 
     Raises:
         AssertionError: a weight is missing, which would have numbers of its own.
     """
+    fields = config_of(folder)
+    with np.load(folder / "weights.npz") as weights:
+        state = {key: torch.from_numpy(weights[key]) for key in weights}
+    with np.load(folder / "inputs.npz") as arrays:
+        inputs = {key: torch.from_numpy(arrays[key]) for key in arrays}
     model, about = getattr(transformers, name).from_pretrained(
         None,
-        config=config,
-        state_dict={key: torch.from_numpy(array) for key, array in weights.items()},
+        config=transformers.CONFIG_MAPPING[fields.pop("model_type")](**fields),
+        state_dict=state,
+        # The others want sizes that are multiples of 16 bytes.
+        experts_implementation="eager",
         output_loading_info=True,
     )
-    assert not about["missing_keys"], about
+    # Weights of a model with a head may lack this part of the model without one.
+    missing = [key for key in about["missing_keys"] if not key.startswith("pooler.")]
+    assert not missing, missing
     with torch.no_grad():
-        answers = model(**{key: torch.from_numpy(x) for key, x in inputs.items()})
-    return {k: x.numpy() for k, x in answers.items() if isinstance(x, torch.Tensor)}
+        answers = model(**inputs)
+    arrays = {k: x.numpy() for k, x in answers.items() if isinstance(x, torch.Tensor)}
+    if about["missing_keys"]:
+        arrays.pop("pooler_output", None)
+    np.savez(folder / "answers.npz", **arrays)
 
 
-def parameters_of(name: str) -> list[str]:
-    """Return the names of what a class of models takes."""
-    return [*inspect.signature(getattr(transformers, name).forward).parameters]
+def main() -> None:
+    """Answer one line after the other."""
+    to_caller, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        name, _, folder = line.rstrip("\n").partition(" ")
+        answer(name, Path(folder))
+        print("done", file=to_caller, flush=True)
 
 
-def apart(ours: Mapping[str, Any], theirs: Mapping[str, np.ndarray]) -> float:
-    """Return by how much answers of one name differ, relative to the largest number.
-
-    Raises:
-        AssertionError: there is none with the same name.
-    """
-    shared = [(np.asarray(ours[key]), theirs[key]) for key in ours if key in theirs]
-    assert shared, ([*ours], [*theirs])
-    return max(float(abs(a - b).max() / abs(b).max()) for a, b in shared)
+if __name__ == "__main__":
+    main()

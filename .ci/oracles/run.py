@@ -2,8 +2,8 @@
 
 An environment for each library, in ``.venv-oracles``; one that cannot be installed is
 skipped with a line. ``--write`` writes the digests into the tables instead, the day of
-that, and how far answers are apart where the program calls both models; these two are
-on their cards. ::
+that, and how far answers of both models are apart, or why they are not compared; these
+are on their cards. ::
 
     python .ci/oracles/run.py [--write] [library ...]
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TABLES = REPOSITORY / "treeadapt" / "migrations" / "tables"
-#: When each table was last compared, and how far the answers were apart.
+#: When each table was last compared, how far the answers were apart, or why not.
 COMPARED = TABLES / "compared.toml"
 #: Of arrays in codes and scales.
 QUANTIZED = REPOSITORY / "tests" / "quantized.toml"
@@ -31,7 +31,7 @@ ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 
 #: What pip installs without what it depends on, and then with it.
 LIBRARIES = {
-    "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11", "torch"]),
+    "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11"]),
     "gemma": (["gemma==4.0.1"], ["jax", "flax"]),
     "keras_hub": (
         ["keras-hub==0.32.0"],
@@ -54,7 +54,7 @@ LIBRARIES = {
     "quantized": (
         [],
         [
-            *("torch", "transformers==5.24.0", "compressed-tensors==0.20.0"),
+            *("torch==2.13.0", "transformers==5.24.0", "compressed-tensors==0.20.0"),
             *("bitsandbytes==0.50.2", "ml_dtypes", "numpy", "accelerate"),
         ],
     ),
@@ -72,13 +72,15 @@ LIBRARIES = {
             "gcsfs",
             "omegaconf",
             "sentencepiece",
-            "torch",
-            "transformers",
         ],
     ),
 }
 
 NEWER = ("gemma", "maxtext")  # from Python 3.12 on
+#: Those whose models are called.
+CALLED = ("flax", "gemma", "keras_hub", "tunix")
+#: The environment that has transformers on PyTorch, with which answers are compared.
+PYTORCH = "quantized"
 
 
 def environment(library: str) -> Path | None:
@@ -115,6 +117,10 @@ def printed(library: str, python: Path) -> list[str]:
         RuntimeError: its program fails.
     """
     variables = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "HF_HUB_OFFLINE": "1"}
+    variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # what runs once is compiled once
+    pytorch = environment(PYTORCH) if library in CALLED else None
+    if pytorch is not None:
+        variables["PYTORCH"] = str(pytorch)
     done = subprocess.run(
         [python, HERE / f"{library}.py"],
         env=os.environ | variables,
@@ -147,6 +153,12 @@ def answers(lines: Iterable[str]) -> dict[str, str]:
             name = table_of(match[1], match[2])
             by_table.setdefault(name, []).append((float(match[4]), match[3]))
     return {name: max(apart)[1] for name, apart in by_table.items()}
+
+
+def reasons(lines: Iterable[str]) -> dict[str, str]:
+    """Return why answers are not compared, by table."""
+    matches = (re.fullmatch(r"([\w-]+)/(\w+) uncalled (.+)", line) for line in lines)
+    return {table_of(match[1], match[2]): match[3] for match in matches if match}
 
 
 def table_of(layout: str, model_type: str) -> str:
@@ -182,17 +194,28 @@ def write(file: Path, new: dict[str, str]) -> None:
     file.write_text(f"{text[:start]}\n[digests]\n{_lines(new)}{text[start:]}", "utf-8")
 
 
-def write_compared(tables: Iterable[str], day: str, apart: dict[str, str]) -> None:
-    """Write on which day tables were compared, and how far answers were apart."""
+def write_compared(tables: Iterable[str], day: str, lines: list[str]) -> None:
+    """Write on which day tables were compared, and how far answers were apart.
+
+    Args:
+        tables: those that were compared.
+        day: of the comparison.
+        lines: that the program of a library printed.
+    """
     text = COMPARED.read_text("utf-8")
     fields = tomllib.loads(text)
-    days = fields["days"] | dict.fromkeys(tables, day)
-    answers = fields.get("answers", {}) | apart
-    lines = [*text.partition("[days]\n")[:2]]
-    lines += [f'"{name}" = "{days[name]}"\n' for name in sorted(days)]
-    lines += ["\n[answers]\n"] * bool(answers)
-    lines += [f'"{name}" = "{answers[name]}"\n' for name in sorted(answers)]
-    COMPARED.write_text("".join(lines), "utf-8")
+    apart, why_not = answers(lines), reasons(lines)
+    new = {"answers": apart, "reasons": why_not}
+    parts = {"days": fields["days"] | dict.fromkeys(tables, day)}
+    for part, values in new.items():  # a table is in one of them
+        kept = fields.get(part, {})
+        kept = {k: it for k, it in kept.items() if k not in apart | why_not}
+        parts[part] = kept | values
+    blocks = [text.partition("[days]\n")[0].rstrip()]
+    for part, values in parts.items():
+        rows = [f'"{name}" = "{values[name]}"' for name in sorted(values)]
+        blocks.append("\n".join([f"[{part}]", *rows]))
+    COMPARED.write_text("\n\n".join(blocks) + "\n", "utf-8")
 
 
 def main(arguments: list[str]) -> int:
@@ -213,7 +236,7 @@ def main(arguments: list[str]) -> int:
         by_table = digests(lines)
         if "--write" in arguments:
             today = datetime.date.today().isoformat()
-            write_compared(by_table.keys() - {"quantized"}, today, answers(lines))
+            write_compared(by_table.keys() - {"quantized"}, today, lines)
         for table, new in by_table.items():
             file = QUANTIZED if table == "quantized" else TABLES / f"{table}.toml"
             if "--write" in arguments and table == "quantized":

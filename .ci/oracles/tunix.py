@@ -24,6 +24,8 @@ sys.path.append(str(Path(__file__).parent))
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from common import (  # noqa: E402
+    answers_of_pytorch,
+    apart,
     config_of,
     flat,
     gemma_checkpoint,
@@ -33,7 +35,6 @@ from common import (  # noqa: E402
     weights_of,
 )
 from flax import nnx  # noqa: E402
-from pytorch import answers_of, apart, config_in  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
 
 #: Module of the library, and its loader.
@@ -46,16 +47,29 @@ MODELS = {
     "gemma3_text": ("gemma3", "params_safetensors"),
     "gemma3": ("gemma3", "params_safetensors"),
 }
-#: The classes of those that can have the settings of the tiny models: the scale of
-#: Gemma's queries is fixed in the library.
+#: The classes of transformers that have the same weights.
 CALLED = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
 }
 #: Whatever ``rope_theta`` these are given, Tunix 0.1.7 rotates them by its default.
-FIXED = ("llama", "qwen3")
 ROPE_THETA = 1_000_000
+_ROPE = f"the rope_theta of {ROPE_THETA:,} that Tunix 0.1.7 takes for all"
+_SCALE = "the size of a head as query_pre_attn_scalar, as in Tunix 0.1.7"
+#: What the models of Tunix cannot be told: in its place, PyTorch's are.
+SETTINGS = {
+    "llama": _ROPE,
+    "qwen3": _ROPE,
+    "qwen3_moe": f"{_ROPE}, and norm_topk_prob",
+    "gemma2": _SCALE,
+    "gemma3_text": _SCALE,
+    "gemma3": _SCALE,
+}
 
 
 def loaded(model_type: str, folder: Path, weights: Any) -> Any:
@@ -81,13 +95,24 @@ def loaded(model_type: str, folder: Path, weights: Any) -> Any:
         fields |= {"rope_theta": 10_000, "norm_eps": 1e-6}
     if name == "gemma":
         fields |= {
-            "final_logit_softcap": None,
+            "final_logit_softcap": config["final_logit_softcapping"],
+            "attn_logits_soft_cap": config["attn_logit_softcapping"],
+            "sliding_window_size": config["sliding_window"],
             "use_post_attn_norm": True,
             "use_post_ffw_norm": True,
-            "attention_types": [model.AttentionType.GLOBAL] * fields["num_layers"],
+            "attention_types": [
+                model.AttentionType.LOCAL_SLIDING
+                if kind == "sliding_attention"
+                else model.AttentionType.GLOBAL
+                for kind in config["layer_types"]
+            ],
         }
     if name == "gemma3":
-        fields |= {"sliding_window_size": 8}
+        fields |= {
+            "sliding_window_size": config["sliding_window"],
+            "local_base_frequency": config["rope_local_base_freq"],
+            "global_base_frequency": config["rope_theta"],
+        }
     if "num_experts" in config:
         fields |= {
             "num_experts": config["num_experts"],
@@ -106,16 +131,31 @@ def convert(model_type: str, folder: Path) -> dict[str, Any]:
     return flat(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
+def with_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with what Tunix takes whatever it is told."""
+    if "text_config" in config:
+        return config | {"text_config": with_settings(config["text_config"])}
+    changes: dict[str, Any] = {}
+    if SETTINGS.get(config["model_type"], "").startswith(_ROPE):
+        changes["rope_theta"] = ROPE_THETA
+    if "norm_topk_prob" in config:
+        changes["norm_topk_prob"] = True
+    if "query_pre_attn_scalar" in config:
+        changes["query_pre_attn_scalar"] = config["head_dim"]
+    return config | changes
+
+
 def answers_apart(model_type: str, folder: Path) -> float:
     """Return by how much answers of both models differ, relative to the largest."""
-    changes = {"rope_theta": ROPE_THETA} if model_type in FIXED else {}
-    config = config_in(folder, **changes)
+    config = with_settings(config_of(folder))
     weights = random_weights_of(folder)
-    tokens = np.random.default_rng(1).integers(3, config.vocab_size, (2, 7))
+    words = config.get("text_config", config)["vocab_size"]
+    tokens = np.random.default_rng(1).integers(3, words, (2, 7))
     positions = np.tile(np.arange(7), (2, 1))
     mask = np.tile(np.tril(np.ones((7, 7), bool)), (2, 1, 1))
     logits, _ = loaded(model_type, folder, weights)(tokens, positions, None, mask)
-    theirs = answers_of(CALLED[model_type], config, weights, {"input_ids": tokens})
+    inputs = {"input_ids": tokens}
+    theirs = answers_of_pytorch(CALLED[model_type], config, weights, inputs)
     return apart({"logits": logits}, theirs)
 
 
@@ -137,5 +177,4 @@ def of_authors(model_type: str, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     report("tunix", MODELS, convert)
     report("gemma-flat", ["gemma3_text"], of_authors)
-    fixed = f"the rope_theta of {ROPE_THETA:,} that Tunix 0.1.7 takes for all"
-    report_answers("tunix", CALLED, answers_apart, dict.fromkeys(FIXED, fixed))
+    report_answers("tunix", CALLED, answers_apart, SETTINGS)

@@ -25,6 +25,7 @@ def card(table: PublishedTable) -> dict[str, list[str]]:
     made = {
         "about": [" ".join(_comment(table.file.read_text("utf-8")))],
         "compared with": [_compared(table, fields.get("digests", {}))],
+        "answers": [_answers(table)],
         "model types": [", ".join(table.model_types)],
         "sizes, by config.json": [
             f"{name} = {' or '.join(_texts(keys))}"
@@ -67,11 +68,15 @@ def _compared(table: PublishedTable, digests: Mapping[str, str]) -> str:
     ways = sum(not name.endswith("-back") for name in digests)
     writer = ", and what it writes back" if len(digests) > ways else ""
     day = f" ({table.compared_on})" if table.compared_on else ""
-    text = f"{table.oracle}{day}: what it makes of {ways} tiny models{writer}"
+    return f"{table.oracle}{day}: what it makes of {ways} tiny models{writer}"
+
+
+def _answers(table: PublishedTable) -> str:
+    """Return how far answers were apart, or why nobody knows."""
     if not table.answers_apart:
-        return text
+        return f"not compared: {table.not_called or 'nobody has tried'}"
     return (
-        f"{text}; with random weights, its answers differ from those of PyTorch, "
+        "of the library's model, with random weights, and those of PyTorch differ, "
         f"relative to the largest, by at most {table.answers_apart}"
     )
 
