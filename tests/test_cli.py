@@ -911,20 +911,37 @@ def test_convert_copies_what_is_not_weights(published, old, tmp_path, form):
     assert not written & {"without_an_ending", "zip_of_arrays", "gone.json"}
 
 
-def test_what_like_copied_is_moved_away_before_its_folder_is_replaced(
-    published, old, tmp_path
+@pytest.mark.parametrize("more", [(), ("--max-shard-bytes", 10**6)])
+def test_force_replaces_what_like_copied_and_nothing_else(
+    published, old, tmp_path, more
 ):
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    (published / "config.json").write_text(json.dumps(quantised))
     new = tmp_path / "new"
-    call = ("convert", old, new, "--like", published)
+    call = ("convert", old, new, "--like", published, *more)
     run(*call)
-    for more in ((), ("--force",)):
-        text = run(*call, *more, code=2)
-        assert "because it holds more than weights: 'config.json'" in text
-    assert "Move that away and pass --force, or" in run(*call, code=2)
-    for name in (*KEPT, "merges.txt"):
-        (new / name).unlink()
+    config = (new / "config.json").read_text()
     assert "--force replaces it" in run(*call, code=2)
-    assert "Copied 5 files" in run(*call, "--force")
+    for force in (("--force",), ("--force", "--dry-run")):
+        text = run(*call, *force)
+        assert "5 files from" in text
+        assert "5 of these had been copied there before." in text
+        assert (new / "config.json").read_text() == config
+    # Without --like nothing says what these files are.
+    text = run("convert", old, new, "--force", *more, code=2)
+    assert "because it holds more than weights: 'config.json'" in text
+    (new / "notes.txt").write_text("of the user")
+    text = run(*call, "--force", code=2)
+    assert "because it holds more than weights: 'notes.txt'. Move that away" in text
+    (new / "notes.txt").unlink()
+    (new / "config.json").write_text("of the user")
+    text = run(*call, "--force", code=2)
+    assert "'config.json' in it is not what --like copies. Move that away" in text
+    assert (new / "config.json").read_text() == "of the user"
+    (new / "config.json").unlink()
+    assert "4 of these" in run(*call, "--force")
+    assert (new / "config.json").read_text() == config
+    assert {*ta.read_metadata(new)} == {*ta.read_metadata(old)}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
@@ -980,6 +997,7 @@ def test_a_large_file_is_not_copied(published, old, tmp_path, monkeypatch):
     [
         ("nowhere", "new", "is not there. Name the folder"),
         ("old.safetensors", "new", "is not a folder. Name the folder"),
+        ("config.json", "new", "is not a folder. Name its folder"),
         (".", "adapter_model.safetensors", "the folder that is written to"),
         (".", "new.schema.toml", "--like needs a DST with arrays"),
     ],
@@ -987,8 +1005,15 @@ def test_a_large_file_is_not_copied(published, old, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_copied_from_is_refused_first(
     old, tmp_path, like, to, text
 ):
+    (tmp_path / "config.json").write_text("{}")
     assert text in run("convert", old, tmp_path / to, "--like", tmp_path / like, code=2)
     assert not (tmp_path / to).exists()
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B"])
+def test_a_model_of_a_hub_to_copy_from_is_downloaded_first(old, tmp_path, name):
+    text = run("convert", old, tmp_path / "new", "--like", name, code=2)
+    assert "hf download Qwen/Qwen3-0.6B --exclude '*.safetensors' prints" in text
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(old, migration, tmp_path):
@@ -1114,6 +1139,28 @@ def test_compare_reads_rows_backwards_only_with_a_table(old):
     assert "--reverse needs --migration" in run(
         "compare", old, old, "--reverse", code=2
     )
+
+
+def test_rows_whose_sizes_stay_open_are_read_the_other_way_round_too(old, tmp_path):
+    rows = {"h.{l}.q : (k d) e": "blocks/q : l e k d", "*.mask": None, "emb": None}
+    file, new = table(tmp_path, rows), tmp_path / "new.safetensors"
+    call = ("convert", old, new, "--migration", file)
+    text = run(*call, "--reverse", code=2)
+    assert "fit the other way round. Leave --reverse out. Sizes then stay open" in text
+    assert "write them in [sizes], or name a target: --target." in text
+    assert "other way round" not in run(*call, code=2)
+    target = tmp_path / "target.safetensors"
+    ta.save(target, {"blocks": {"q": np.ones((11, 2, 2, 3), np.float32)}})
+    run(*call, "--target", target)
+
+
+def test_the_name_of_a_table_in_the_place_of_a_tree_goes_after_its_option(old):
+    text = run("compare", old, "tunix", code=2)
+    assert "comes after its option: --migration tunix." in text
+    assert "--migration openpi/pi05." in run("convert", "pi05", "x", code=2)
+    text = run("lint", old, "tunix", code=2)
+    assert f"'tunix' is a table: write {old} --migration tunix." in text
+    assert "treeadapt tables tunix." in run("diff", old, "tunix", code=2)
 
 
 def test_a_table_in_the_place_of_a_tree_is_named(old, tmp_path):
@@ -1389,11 +1436,8 @@ def documented_files():
     old["scale"] = old.pop("kernel")
     ta.save("older.safetensors", agent | {"policy": layers | {"hidden_5": old}})
     text = "".join(page.read_text("utf-8") for page in PAGES)
-    rules, specs, rows = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    Path("training.py").write_text(code)
+    rules, rows = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     Path("freeze.toml").write_text(rules)
-    Path("specs.toml").write_text(specs)
     Path("stack.toml").write_text(rows)
     Path("published").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

@@ -182,12 +182,12 @@ MECHANISMS = [
         (70, jnp.bfloat16),
     ),
     Mechanism(
-        "evidence._is_telling",
+        "evidence.is_telling",
         lambda array: True,
         law.test_few_bits_that_are_equal_by_chance_are_left_to_names,
     ),
     Mechanism(
-        "evidence.is_beyond_chance",
+        "numbers.is_beyond_chance",
         lambda array: True,
         law.test_few_bits_that_are_equal_by_chance_are_left_to_names,
     ),

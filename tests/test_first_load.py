@@ -92,6 +92,26 @@ def test_without_a_table_that_fits_a_draft_is_named(folder, migration):
 
 
 @pytest.mark.slow
+def test_a_configuration_in_the_place_of_a_table_names_tables_for_it(folder, target):
+    file = str(folder / "config.json")
+    with pytest.raises(ta.MigrationError) as caught:
+        ta.load(folder, target, migration=file)
+    call = f"ta.load({str(folder)!r}, target, migration='tunix/qwen3')"
+    assert call in first_two(caught.value)
+    assert_loads(call, target)
+    with pytest.raises(ta.MigrationError, match="Tables for it are ") as caught:
+        ta.load_migration(file)
+    call = re.search(r"ta\.load_migration\(.*\)", str(caught.value))[0]
+    assert isinstance(run(call, target), ta.Migration)
+    with pytest.raises(ta.MigrationError, match="Tables for its config") as told:
+        ta.load_migration(str(folder))
+    assert "'tunix/qwen3'" in str(told.value)
+    text = command.run("convert", folder, "x", "--migration", file, code=2)
+    assert "'tunix/qwen3'" in text
+    assert "Name one, as --migration " in text
+
+
+@pytest.mark.slow
 def test_a_path_with_the_name_of_a_layout_is_told_from_a_text(folder, target):
     with pytest.raises(ta.MigrationError, match="is a text, migration='tunix'"):
         ta.load(folder, target, migration=Path("tunix"))

@@ -116,6 +116,30 @@ def test_an_inverse_that_is_called_without_a_tree_is_explained():
             migration.inverse()
 
 
+def test_a_function_of_paths_is_called_with_a_tree_and_told_what_makes_rules():
+    def label(path):
+        return "frozen" if "encoder" in path.split("/") else "train"
+
+    def short(path):
+        return "frozen" if path == "encoder" else "train"
+
+    tx = ta.partition(OPTIMIZERS, label)
+    with pytest.raises(AttributeError) as caught:
+        tx.init(PARAMS)
+    assert "called once, with the whole tree" in caught.value.__notes__[0]
+    with pytest.raises(
+        ta.SelectorError, match="A function of 'path' was called"
+    ) as told:
+        ta.partition(OPTIMIZERS, short).init(PARAMS)
+    for text in (caught.value.__notes__[0], str(told.value)):
+        cure = re.search(r"treeadapt\.Rules\(.*\)", text)[0]
+        names = {"treeadapt": ta, "function": label, "model": PARAMS}
+        state = ta.partition(OPTIMIZERS, eval(cure, names)).init(PARAMS)
+        assert [*state.inner_states["train"][0].mu] == ["head/w"]
+    # One answer for a whole tree is an answer, of a function of trees.
+    ta.partition(OPTIMIZERS, lambda tree: "train").init(PARAMS)
+
+
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
@@ -352,7 +376,10 @@ def test_a_schema_and_a_configuration_are_told_from_other_files(loader, tmp_path
         LOADERS[loader](config)
     if loader != "load":
         call = str(caught.value).rpartition(": ")[2].removesuffix(".")
-        assert eval(call, {"ta": ta}).published == "tunix/qwen3"
+        table = eval(call, {"ta": ta, "table": "tunix"})
+        is_sure = loader == "load_migration"
+        assert table.published == ("keras-hub/qwen3" if is_sure else "tunix/qwen3")
+        assert ("'tunix/qwen3'" in str(caught.value)) == is_sure
 
 
 def test_files_of_another_kind_are_said_in_the_words_of_the_command(tmp_path):

@@ -7,6 +7,8 @@ bit for bit, and lints clean.
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -101,6 +103,38 @@ def test_the_page_lists_every_table():
 
 def test_the_page_of_cards_is_that_of_the_tables():
     assert cards.PAGE.read_text("utf-8") == cards.page(), "Run docs/scripts/cards.py."
+
+
+# What a page says of tables: of all of a layout, of all but some, or of some.
+FACT = re.compile(
+    r"(?:(?:all but (?P<others>[\w, ]+)|(?P<types>[\w, ]+)): )?(?P<text>.*)"
+)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_says_below_its_layout_what_a_card_says_of_each_table(name):
+    layout, _, model_type = name.partition("/")
+    text = cards.page().partition(f"\n## {layout}\n")[2].partition("\n## ")[0]
+    facts = dict(re.findall(r"^\*(.+?)\*: (.+)\.$", text, flags=re.MULTILINE))
+    about = re.search(rf"\*\*{re.escape(name)}\*\*: .*", text)[0]
+    (fields,) = json.loads(invoke("tables", name, "--format", "json").output)
+    for heading, lines in fields["card"].items():
+        for line in lines:
+            line = line.partition("; with random weights")[0]
+            if heading == "about":
+                assert line in about
+            elif heading != "model types":
+                assert line in said_of(model_type, facts[heading.capitalize()])
+
+
+def said_of(model_type, facts):
+    parts = [FACT.fullmatch(each) for each in facts.split("; ")]
+    return "".join(
+        each["text"]
+        for each in parts
+        if model_type in (each["types"] or model_type).split(", ")
+        and model_type not in (each["others"] or "").split(", ")
+    )
 
 
 @pytest.mark.parametrize("name", TABLES)

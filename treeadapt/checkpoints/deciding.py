@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -39,7 +40,7 @@ from treeadapt.errors import (
 from treeadapt.migrations.group import shape_of
 from treeadapt.migrations.migration import Migration
 from treeadapt.selection.selectors import select
-from treeadapt.text.names import SHOWN, fold, listing, plural, section
+from treeadapt.text.names import SHOWN, fold, listing, plural, section, shorten
 from treeadapt.transforms.optax_fields import is_state_class
 from treeadapt.transforms.state_map import last
 from treeadapt.trees.arrays import is_array
@@ -58,8 +59,20 @@ def target_view(target: Any) -> TreeView:
     """Return the view of what leaves are to be loaded into, on meshes with devices.
 
     Raises:
-        CheckpointError: it is a function, or has shardings in the place of arrays.
+        CheckpointError: it is a text or a function, or has shardings in the place of
+            arrays.
     """
+    if isinstance(target, str | bytes | os.PathLike):
+        cure = (
+            "Pass the model that the leaves go into, or its shapes, as jax.eval_shape("
+        )
+        cure += "init) gives them."
+        if isinstance(target, str | os.PathLike) and os.path.exists(target):
+            name = listing([os.fspath(target)])
+            cure += f" Names and shapes of a checkpoint are ta.read_metadata({name})."
+        raise CheckpointError(
+            f"Expected a tree as target, got the text {shorten(repr(target))}. {cure}"
+        )
     view = view_tree(target)
     if view.plan.paths == ("",) and callable(target):
         name = getattr(target, "__name__", type(target).__name__)

@@ -100,15 +100,26 @@ def hub_hint(text: str) -> str:
         >>> hub_hint("run/1/model")
         ''
     """
-    if not _MODEL.fullmatch(text) or Path(text).suffix.removeprefix(".") in _ENDINGS:
+    if not (command := download_command(text)):
         return ""
-    name, _, revision = text.partition("@")
-    command = f"hf download {name}{f' --revision {revision}' * bool(revision)}"
     return (
         f" If that is a model of the Hugging Face Hub, load {f'hf://{text}'!r} (after "
         f'pip install "treeadapt[hub]"), or run {command}, and load the folder that it '
         "prints."
     )
+
+
+def download_command(text: str) -> str:
+    """Return the command that gets a model, if a text may be its name on a hub; or "".
+
+    Example:
+        >>> download_command("google/gemma-2b@main")
+        'hf download google/gemma-2b --revision main'
+    """
+    if not _MODEL.fullmatch(text) or Path(text).suffix.removeprefix(".") in _ENDINGS:
+        return ""
+    name, _, revision = text.partition("@")
+    return f"hf download {name}{f' --revision {revision}' * bool(revision)}"
 
 
 def format_of(

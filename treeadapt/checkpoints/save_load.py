@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
@@ -66,6 +66,7 @@ from treeadapt.errors import CheckpointError, MigrationError, TreeAdaptWarning
 from treeadapt.migrations.box_parts import whole
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.moved_array import read_boxes
+from treeadapt.migrations.tables.published import CONFIG
 from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.rules import Rules, allowing
 from treeadapt.selection.selectors import Unused, Where
@@ -326,10 +327,10 @@ def load(
         [[0, 0], [1, 1], [2, 2]]
     """
     where, is_whole = allowing(where, unused), _selects_all(where)
-    view = None if target is None else target_view(target)
-    is_shared = view is not None and any(map(spans_processes, view.leaves))
     if isinstance(target, str | os.PathLike):
         named_path(path)  # which refuses a tree, because the name comes first
+    view = None if target is None else target_view(target)
+    is_shared = view is not None and any(map(spans_processes, view.leaves))
     together = agreed("load") if is_shared else contextlib.nullcontext(str)
     likes = None if view is None else view.flat()
     with (
@@ -371,7 +372,7 @@ def _source(
     except MigrationError as error:
         paths = [each for each in names if isinstance(each, str | os.PathLike)]
         # What is wrong in a file of one's own is corrected there.
-        if all(map(os.path.isfile, paths)):
+        if all(map(_is_own_table, paths)):
             raise
         calls = tables_that_take(stored, names[0], wanted.likes)
         if not calls and wanted.likes is not None:
@@ -387,6 +388,10 @@ def _source(
     if source.problems.texts:
         source.problems.lead = all_shards(stored)
     return relevant(source, wanted), None
+
+
+def _is_own_table(path: str | os.PathLike[str]) -> bool:
+    return os.path.isfile(path) and os.path.basename(path) != CONFIG
 
 
 def _selects_all(where: Any) -> bool:
@@ -535,6 +540,7 @@ def copy(
     decode: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     written: Callable[[int], None] | None = None,
+    replaceable: Collection[str] = (),
 ) -> None:
     """Write a checkpoint again, in another format or under new names.
 
@@ -550,6 +556,7 @@ def copy(
         progress: called with the path of each leaf that is about to be written.
         written: called now and then, from another thread, with how many bytes are on
             disk.
+        replaceable: names of files in the folder ``path`` that go with what is there.
 
     Raises:
         CheckpointError: one cannot be read, or the other not written.
@@ -587,7 +594,7 @@ def copy(
             progress(name)
             yield name, np.asarray((likes or {})[name])
 
-    write(path, arrays(), table, max_shard_bytes, written)
+    write(path, arrays(), table, max_shard_bytes, written, replaceable)
 
 
 def read_metadata(

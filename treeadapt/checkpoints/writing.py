@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def write(
     table: Mapping[str, Leaf],
     max_shard_bytes: int | None = None,
     written: Callable[[int], None] | None = None,
+    replaceable: Collection[str] = (),
 ) -> None:
     """Write arrays to a new file or folder, and put it in place.
 
@@ -48,6 +49,8 @@ def write(
         max_shard_bytes: of each shard in a folder of them; None for another format.
         written: called now and then, from another thread, with how many bytes are in
             the new file or folder.
+        replaceable: names of files in a folder that go with the checkpoint in it,
+            though they are not a part of it.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -60,11 +63,11 @@ def write(
     if kind == "orbax":
         for path_of_leaf, leaf in table.items():
             require_written(path_of_leaf, leaf.array.dtype.name)
-        _write_together(name, arrays, table, written)
+        _write_together(name, arrays, table, written, replaceable)
         return
     with (
         reported(name, "written"),
-        replaced(name, lambda: _check(name, kind)) as new,
+        replaced(name, lambda: _check(name, kind, replaceable)) as new,
         _counted(new, written),
     ):
         if max_shard_bytes is not None:
@@ -116,6 +119,7 @@ def _write_together(
     arrays: Iterable[tuple[str, Any]],
     table: Mapping[str, Leaf],
     written: Callable[[int], None] | None,
+    replaceable: Collection[str],
 ) -> None:
     """Write an Orbax folder from all processes; see ``write``.
 
@@ -127,7 +131,9 @@ def _write_together(
         with agreed(call) as told, reported(path, "written"):
             new = path
             if is_first:
-                new = stack.enter_context(replaced(path, lambda: _check(path, "orbax")))
+                new = stack.enter_context(
+                    replaced(path, lambda: _check(path, "orbax", replaceable))
+                )
                 orbax_folder.begin(new)
             first, folder = json.loads(told(json.dumps([entries, str(new)])))
             different = {name for name, _ in entries.items() ^ first.items()}
@@ -169,7 +175,7 @@ def _require_shards(path: Path, max_shard_bytes: Any) -> None:
         )
 
 
-def _check(path: Path, kind: str) -> None:
+def _check(path: Path, kind: str, replaceable: Collection[str]) -> None:
     """Raise unless nothing is at ``path``, or what a new checkpoint may replace."""
     if path.is_symlink():
         raise CheckpointError(
@@ -195,7 +201,7 @@ def _check(path: Path, kind: str) -> None:
                 )
             before = path.stat()
             try:
-                return _require_own(path, kind)
+                return _require_own(path, kind, replaceable)
             except CheckpointError:
                 now = path.stat()
                 is_same = os.path.samestat(now, before)
@@ -219,8 +225,8 @@ def _require_alone(file: Path) -> None:
     )
 
 
-def _require_own(path: Path, kind: str) -> None:
-    """Raise unless a folder is one checkpoint of a kind and holds nothing else."""
+def _require_own(path: Path, kind: str, replaceable: Collection[str]) -> None:
+    """Raise unless a folder is one checkpoint of a kind and holds little else."""
     if kind == SHARDS:
         strangers = safetensors_file.others(path)
         what = "a folder of safetensors shards"
@@ -233,7 +239,7 @@ def _require_own(path: Path, kind: str) -> None:
         raise CheckpointError(
             f"The folder {name} is not {what} and is not replaced. Choose another name."
         )
-    if strangers:
+    if strangers := [each for each in strangers if each not in replaceable]:
         raise CheckpointError(
             f"The checkpoint {name} is not replaced, because it holds {others}: "
             f"{listing(strangers)}. Move that away, or choose another name."

@@ -225,9 +225,10 @@ def convert(**arguments: Any) -> None:
     it is whole. With --migration, leaves get new names and axes; SRC is read one group
     at a time. What is written is in memory until all of it is there, or with
     --max-shard-bytes one shard of it. With --like, the files of FOLDER that are not
-    weights are copied next to what is written, and none there is replaced; DST without
-    an ending is then a folder of safetensors, unless FOLDER is an Orbax folder. Next to
-    a single file nothing is copied, unless its name is model.safetensors.
+    weights are copied next to what is written, and none there is replaced, or with
+    --force by the same one; DST without an ending is then a folder of safetensors,
+    unless FOLDER is an Orbax folder. Next to a single file nothing is copied, unless
+    its name is model.safetensors.
     """
     from treeadapt.cli.convert_command import convert_checkpoint
 

@@ -7,7 +7,9 @@ are, and a weight never is.
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -78,24 +80,37 @@ class OtherFiles:
         left: why each other entry is not, by name.
         config: what is written as the configuration; None to copy it as it is.
         notes: how it differs, for people.
+        again: names of files that are there, and are replaced by the same ones.
     """
 
     files: Mapping[str, Path]
     left: Mapping[str, str]
     config: str | None = None
     notes: Sequence[str] = ()
+    again: Sequence[str] = ()
 
     def lines(self, folder: str, done: str) -> list[str]:
         """Write what is copied and what is left, for people."""
         count, names = len(self.files), sorted(self.files, key=natural)
         text = f"{done} {plural(count, 'file')} from {folder!r}"
         lines = [f"{text}{': ' * bool(names)}{listing(names)}."]
+        if self.again:
+            lines.append(f"{len(self.again):,} of these had been copied there before.")
         reasons: dict[str, list[str]] = {}
         for name in sorted(self.left, key=natural):
             reasons.setdefault(self.left[name], []).append(name)
         texts = [f"{listing(names)} ({why})" for why, names in reasons.items()]
         lines += [f"Left there: {'; '.join(texts)}."] * bool(texts)
         return [*lines, *self.notes]
+
+    def writes(self, file: Path) -> bool:
+        """Return whether a file that is there is what is copied under its name."""
+        original = self.files.get(file.name)
+        if original is None or file.is_symlink() or not file.is_file():
+            return False
+        if file.name == CONFIG and self.config is not None:
+            return file.read_bytes() == self.config.encode()
+        return filecmp.cmp(original, file, shallow=False)
 
     def for_plain_weights(self, leaves: Mapping[str, Any]) -> OtherFiles:
         """Return the same, with a configuration that says how arrays are written.
@@ -163,13 +178,16 @@ def _array_bytes(file: Path) -> int:
         return size - 8 - int.from_bytes(opened.read(8), "little")
 
 
-def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
+def other_files(
+    folder: str, destination: Path, converted: Path, *, replaces: bool
+) -> OtherFiles:
     """Return what in a folder is not weights, and can be next to a new checkpoint.
 
     Args:
         folder: of a published model.
         destination: the folder that the files go to.
         converted: the new checkpoint, which is never replaced.
+        replaces: whether what is in the destination goes.
 
     Raises:
         CheckpointError: it is the destination.
@@ -185,11 +203,12 @@ def other_files(folder: str, destination: Path, converted: Path) -> OtherFiles:
     left: dict[str, str] = {}
     for entry in sorted(like.iterdir()):
         name, there = entry.name, destination / entry.name
+        stays = not replaces and (there.exists() or there.is_symlink())
         if why := _reason(entry, by_orbax):
             left[name] = why
         elif name == _OF_ADAPTER and not converted.name.startswith("adapter_model."):
             left[name] = "of an adapter, and DST is not adapter_model.safetensors"
-        elif there == converted or there.exists() or there.is_symlink():
+        elif there == converted or stays:
             left[name] = "there already"
         else:
             files[name] = entry
@@ -202,12 +221,19 @@ def _require_folder(like: str) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    if not Path(like).is_dir():
-        what = "not a folder" if Path(like).exists() else "not there"
-        raise CheckpointError(
-            f"--like has {listing([like])}, which is {what}. Name the folder of a "
-            "model whose config.json and tokenizer files are to be copied."
+    if Path(like).is_dir():
+        return
+    what = "not a folder" if Path(like).exists() else "not there"
+    cure = "Name the folder of a model whose config.json and tokenizer files are to be "
+    cure += "copied."
+    if command := locating.download_command(like.removeprefix("hf://")):
+        cure = (
+            f"Name the folder that {command} --exclude '*.safetensors' prints, if it "
         )
+        cure += "is a model of the Hugging Face Hub."
+    elif Path(like).name == CONFIG and Path(like).exists():
+        cure = f"Name its folder, {listing([str(Path(like).parent)])}."
+    raise CheckpointError(f"--like has {listing([like])}, which is {what}. {cure}")
 
 
 def copy_files(rest: OtherFiles, destination: Path) -> None:
@@ -345,7 +371,9 @@ def convert_checkpoint(
         )
     sources.require_order(source, destination, "SRC, then DST")
     folder, rest = Path(destination), None
-    _require_weights_alone(folder, force=force)
+    is_replaced = folder.is_dir() and not folder.is_symlink()
+    others = _others_than_weights(folder) if is_replaced else []
+    _require_weights_alone(folder, others, like, force=force)
     options.require_new(destination, force=force)
     form = locating.format_of(destination, writing=True)
     is_folder = form == "orbax" or folder.is_dir()
@@ -361,7 +389,7 @@ def convert_checkpoint(
         if is_file:
             folder = folder.parent
         if not is_file or _OF_FOLDER.fullmatch(Path(destination).name):
-            rest = other_files(like, folder, Path(destination))
+            rest = other_files(like, folder, Path(destination), replaces=is_replaced)
     if sources.names_function(source) and not migrations and not needs_arrays:
         num_leaves = _write_shapes(source, destination, decode=decode, dry_run=dry_run)
     else:
@@ -374,13 +402,18 @@ def convert_checkpoint(
             reverse=reverse,
             decode=decode,
         )
+        if rest is not None:
+            rest = _with_copies(
+                rest.for_plain_weights(conversion.written), folder, others
+            )
         if not dry_run:
-            _write(conversion, source, destination, max_shard_bytes, decode=decode)
+            _write(
+                conversion, source, destination, max_shard_bytes, others, decode=decode
+            )
         elif conversion.plan is not None:
             lines = map(printable, str(conversion.plan).splitlines())
             printing.print_lines("\n".join(lines))
         num_leaves = len(conversion.written)
-        rest = rest and rest.for_plain_weights(conversion.written)
     done = "Would write" if dry_run else "Wrote"
     click.echo(f"{done} {plural(num_leaves, 'leaf')} to {destination!r}.")
     if like is not None and rest is None:
@@ -395,21 +428,46 @@ def convert_checkpoint(
             click.echo(printable(line))
 
 
-def _require_weights_alone(folder: Path, *, force: bool) -> None:
-    """Raise if a folder of weights has other files, such as ``--like`` copies there.
+def _others_than_weights(folder: Path) -> list[str]:
+    """Return what a folder of weights holds next to them, as ``--like`` copies it."""
+    has_index = (folder / safetensors_file.INDEX).is_file()
+    return (safetensors_file if has_index else orbax_folder).others(folder) or []
+
+
+def _require_weights_alone(
+    folder: Path, others: Sequence[str], like: str | None, *, force: bool
+) -> None:
+    """Raise if a folder has other files than weights and what ``--like`` may copy.
 
     Raises:
         Failure: it has, and a folder is replaced as a whole.
     """
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    has_index = (folder / safetensors_file.INDEX).is_file()
-    if strangers := (safetensors_file if has_index else orbax_folder).others(folder):
+    copied = os.listdir(like) if like is not None and Path(like).is_dir() else []
+    if strangers := [name for name in others if name not in copied]:
         raise options.Failure(
             f"{str(folder)!r} is not replaced, because it holds more than weights: "
             f"{listing(strangers)}. Move that away{' and pass --force' * (not force)}, "
             "or choose another name."
         )
+
+
+def _with_copies(rest: OtherFiles, folder: Path, others: Sequence[str]) -> OtherFiles:
+    """Return what is copied, with what of it is in a folder already, the same.
+
+    Args:
+        rest: what is copied.
+        folder: that is replaced as a whole.
+        others: what is in it next to the weights.
+
+    Raises:
+        Failure: one of these is another file, which would be lost.
+    """
+    if edited := [name for name in others if not rest.writes(folder / name)]:
+        raise options.Failure(
+            f"{str(folder)!r} is not replaced, because {listing(edited)} in it is not "
+            "what --like copies. Move that away, or choose another name."
+        )
+    return dataclasses.replace(rest, again=others)
 
 
 def _write_shapes(source: str, destination: str, *, decode: bool, dry_run: bool) -> int:
@@ -482,6 +540,7 @@ def _write(
     source: str,
     destination: str,
     max_shard_bytes: int | None,
+    replaceable: Sequence[str],
     *,
     decode: bool,
 ) -> None:
@@ -505,6 +564,7 @@ def _write(
             decode=decode,
             progress=read,
             written=lambda size: printing.move(shown, size),
+            replaceable=replaceable,
         )
         printing.move(shown, whole)
 

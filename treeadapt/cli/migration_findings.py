@@ -6,7 +6,7 @@ check of shapes can see. See ``reports.summary`` for the findings of rules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from treeadapt.checkpoints.migrated import asked_for, named_migration, part_advice
@@ -17,6 +17,7 @@ from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import MigrationPlan
 from treeadapt.migrations.plan_text import noted_lines, pairs_text
+from treeadapt.migrations.problems import name_target
 from treeadapt.reports.summary import Finding
 from treeadapt.text.names import fold, listing
 from treeadapt.trees.views import view_tree
@@ -110,28 +111,30 @@ def turned_hint(
     """
     try:
         table = read_migration(file, *checkpoints, reverse=not reverse)
+        kinds = {each.kind for each in planned(table, source, target)[1]}
+        if not kinds <= {*MILD, "sizes"}:
+            return ""
+        if "sizes" in kinds:  # which stay open; the names say the direction
+            typed = read_migration(file, *checkpoints, reverse=reverse)
+            typed_kinds = {each.kind for each in planned(typed, source, target)[1]}
+            if typed_kinds.isdisjoint(_OF_NAMES):
+                return ""
     except MigrationError:
         return ""
-    if not _fits(table, source, target, MILD):
-        return ""
     cure = "Leave --reverse out." if reverse else "Add --reverse."
+    if "sizes" in kinds:
+        target_text = name_target("pass a target")
+        cure += f" Sizes then stay open: write them in [sizes], or {target_text}."
     return f"The rows of {listing([file])} fit the other way round. {cure}"
 
 
 def leads_other_way(migration: Migration, source: Any, target: Any) -> bool:
     """Return whether nothing but marks is wrong with a migration the other way."""
-    return _fits(migration, target, source, (CHECK,))
-
-
-def _fits(
-    migration: Migration, source: Any, target: Any, mild: Collection[str]
-) -> bool:
-    """Return whether a migration has no findings but some kinds."""
     try:
-        faults = planned(migration, source, target)[1]
+        faults = planned(migration, target, source)[1]
     except MigrationError:
         return False
-    return all(each.kind in mild for each in faults)
+    return all(each.kind == CHECK for each in faults)
 
 
 def notes(plan: MigrationPlan) -> Iterator[str]:

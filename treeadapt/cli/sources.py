@@ -42,11 +42,12 @@ from treeadapt.errors import (
 from treeadapt.migrations.group import size_bytes
 from treeadapt.migrations.loading import load_migration
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.tables.published import is_name, published
+from treeadapt.migrations.tables.published import is_name, published, tables_named
 from treeadapt.reports.words import printable
 from treeadapt.selection.rules import Rules, load_rules
 from treeadapt.text.data_files import DataFile, one_line
 from treeadapt.text.names import Speller, listing, plural
+from treeadapt.text.wording import offered
 from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.arrays import is_array
 from treeadapt.trees.paths import as_tree
@@ -222,11 +223,14 @@ def _may_be_table(text: str) -> bool:
 
 def misplaced_table(*texts: str | None) -> str:
     """Return what to do if a table is among trees, as a hint; empty if none is."""
+    named = [text for text in texts if text and tables_named(text)]
+    published_names = [text for text in named if not Path(text).exists()]
     tables = [text for text in texts if text and _may_be_table(text)]
-    if not tables:
+    if not (tables := [*tables, *published_names]):
         return ""
     trees = [shown(text) for text in texts if text and text not in tables] or ["TREE"]
-    proposals = " or ".join(f"--{name} {tables[0]}" for name in ("rules", "migration"))
+    options = ("migration",) if tables[0] in named else ("rules", "migration")
+    proposals = " or ".join(f"--{name} {tables[0]}" for name in options)
     return f" {tables[0]!r} is a table: write {' '.join(trees)} {proposals}."
 
 
@@ -243,6 +247,14 @@ def _meant(text: str) -> str | None:
         return "rules come after --rules, the rows of a migration after --migration."
     if Path(text).exists():
         return None
+    if tables := tables_named(text):
+        is_type = all(
+            text != each and not each.startswith(f"{text}/") for each in tables
+        )
+        names = tables if is_type else [text]
+        call = "--migration" if offered("--migration") else "treeadapt tables"
+        calls = " or ".join(f"{call} {name}" for name in names)
+        return f"the name of published tables comes after its option: {calls}."
     if _MODEL.fullmatch(text):
         folder = Path("~/.cache/huggingface/hub") / f"models--{text.replace('/', '--')}"
         if folder.expanduser().is_dir():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.operations import COVERED, NOTES, OPERATIONS
 from treeadapt.migrations.rows import SPLIT, Row
-from treeadapt.migrations.tables.published import find, is_name
+from treeadapt.migrations.tables.published import find, is_name, names_for
 from treeadapt.migrations.templates import Template
 from treeadapt.text.data_files import VERSION, DataFile, FileField
 from treeadapt.text.names import listing
@@ -26,6 +26,7 @@ MIGRATION_FILE = DataFile(
     "[[rows]]",
     'from = "a : i o"',
     in_python="ta.Migration(table)",
+    tables_for=names_for,
 )
 MAX_ROWS = 10_000
 MAX_TABLES = 16  # of a chain

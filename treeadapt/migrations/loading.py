@@ -26,9 +26,11 @@ from treeadapt.migrations.tables.published import (
     Config,
     find,
     is_name,
+    not_a_table,
     stated_flags,
     stated_sizes,
 )
+from treeadapt.text.data_files import is_content
 from treeadapt.text.names import listing
 
 
@@ -90,6 +92,8 @@ def load_migration(
     name = ""
     if is_name(path):
         name, path, *_ = find(path, config)
+    elif _is_other_file(path):
+        raise MigrationError(f"{listing([os.fspath(path)])}: {not_a_table(path)}")
     file_tables = read_tables(path)
     if sizes is not None or rows is not None:
         file_tables = [_with_own(path, file_tables, sizes or {}, rows)]
@@ -105,6 +109,14 @@ def load_migration(
         path, [t.path for each in tables for r in each.rows for t in r.targets]
     )
     return functools.reduce(Migration.then, tables)
+
+
+def _is_other_file(path: Any) -> bool:
+    """Return whether a path names what is there, and is not a table by its ending."""
+    if not isinstance(path, str | os.PathLike) or is_content(path):
+        return False
+    is_table = os.fspath(path).lower().endswith((".toml", ".json"))
+    return not is_table and os.path.exists(path)
 
 
 def _read(

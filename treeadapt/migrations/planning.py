@@ -19,6 +19,7 @@ from treeadapt.migrations.problems import (
     advice,
     colon_advice,
     near_paths,
+    turned_rows,
     with_nearest,
 )
 from treeadapt.migrations.rows import Row
@@ -70,6 +71,8 @@ def plan_groups(
         problems.add("unmatched", text, leaves=[path])
     if unmatched and len(unmatched) == len(source):
         problems.advice += advice(rows, unmatched)
+    else:
+        problems.advice += turned_rows(unused, [*source])
     texts = near_paths(unused, [*source], static)
     for row, text in zip(unused, texts, strict=True):
         problems.add("unused", text, row)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from treeadapt.errors import MigrationError, MigrationProblem
 from treeadapt.migrations.rows import Row, spaced
-from treeadapt.migrations.templates import PathsByCapture
+from treeadapt.migrations.templates import PathsByCapture, Template
 from treeadapt.text.names import SHOWN, Speller, fold, listing, plural, section
 from treeadapt.text.wording import offered, worded
 
@@ -174,6 +174,7 @@ class Problems:
 
 
 _LOOKED_AT = 100  # leaves
+_COMPARED = 10_000  # leaves, with a few rows
 _REST = (
     'Write rows for them. As the last row, "{rest:**}": "{rest}" keeps all others, and',
     '"{rest:**}": None drops them.',
@@ -266,6 +267,32 @@ def advice(rows: Sequence[Row], unmatched: Sequence[str]) -> Iterator[str]:
             "is below it, or write {t:**}/ in front of both paths of each row. The "
             "state of an optimizer is moved by carry_state."
         )
+
+
+def turned_rows(unused: Sequence[Row], paths: Sequence[str]) -> Iterator[str]:
+    """Write which rows, of those that match no leaf, are the wrong way round.
+
+    Args:
+        unused: these rows.
+        paths: of the source.
+    """
+    some = unused[:SHOWN]
+    names = [*itertools.islice(paths, _COMPARED)]
+    ways = [[each.path for each in row.targets] for row in some]
+    if some and all(
+        paths and all(_names_any(x, names) for x in paths) for paths in ways
+    ):
+        texts = (f"{row.targets[0].text!r:.200}" for row in some)
+        yield (
+            "The source has the names of the other side of these rows. If they are the "
+            f"wrong way round, write {listing(texts, limit=3, write=str)} first."
+        )
+
+
+def _names_any(path: Template, names: Iterable[str]) -> bool:
+    """Return whether a path with some text of its own has one of these names."""
+    is_name = bool(_CAPTURES.sub("", path.text).strip("/"))
+    return is_name and any(path.match(name) is not None for name in names)
 
 
 def name_target(python: str, command: str = "name a target") -> str:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, TypeAlias
 
 from treeadapt.errors import (
@@ -638,6 +639,11 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
     cure = ""
     if isinstance(rules, str | os.PathLike):
         cure = " A file of rules is read by treeadapt.load_rules(path)."
+    elif isinstance(rules, FunctionType):
+        cure = (
+            " A function of a path makes one: {treeadapt.escape(path): function(path) "
+            "for path in treeadapt.split(model)[0]}."
+        )
     raise RulesError(
         "Rules are a mapping from patterns to values, or ordered (pattern, value) "
         f'pairs: {{"encoder": "frozen", "**": "train"}}; got a {type(rules).__name__}.'

@@ -223,7 +223,7 @@ def _require_order(params: Any, saved: Any) -> None:
 
     Raises:
         TransformError: one is in the place of another, or a leaf is a ``jax.Ref``.
-        CheckpointError: the saved state is the name of a file.
+        CheckpointError: one is the name of a file.
     """
     for name, tree in (("params", params), ("saved", saved)):
         is_state = name == "params" and (_is_state(tree) or is_nnx_optimizer(tree))
@@ -231,10 +231,10 @@ def _require_order(params: Any, saved: Any) -> None:
             raise TransformError(
                 f"Got {describe(tree)} as {name}. {_ORDER}, the earlier state."
             )
-    if isinstance(saved, str | os.PathLike):
-        raise CheckpointError(
-            f"saved is a name, {shorten(repr(saved))}. Pass treeadapt.load(name)."
-        )
+        if isinstance(tree, str | os.PathLike):
+            raise CheckpointError(
+                f"{name} is a name, {shorten(repr(tree))}. Pass treeadapt.load(name)."
+            )
     for tree in (fast_params(params), plain_state(saved)):
         require_no_refs(view_tree(tree))
 

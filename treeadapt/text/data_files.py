@@ -66,6 +66,27 @@ def _as_option(path: str | os.PathLike[str], option: str) -> str:
     return f"To see what it does: treeadapt show {name}"
 
 
+def _by_config(path: str | os.PathLike[str], tables: list[str] | None) -> str:
+    """Return how the configuration of a model is used.
+
+    Args:
+        path: of the configuration.
+        tables: names of those that ship for it; None if that is not known here.
+    """
+    if tables == []:
+        return "No table for it ships with treeadapt; treeadapt tables lists them."
+    name = repr(tables[0]) if tables else "table"
+    lists = "Tables are listed by treeadapt tables"
+    if tables:
+        lists = f"Tables for it are {listing(tables)}"
+    cure = worded(
+        f"Pass it as config=, as here: ta.load_migration({name}, config="
+        f"{str(path)!r:.200}).",
+        f"Name one, as --migration {tables[0] if tables else 'TABLE'}.",
+    )
+    return f"{lists}. {cure}"
+
+
 def is_content(text: Any) -> bool:
     """Return whether a text is what is in a data file, in the place of its name."""
     return isinstance(text, str) and ("\n" in text or text.lstrip().startswith("{"))
@@ -120,6 +141,8 @@ class DataFile:
         in_python: how Python writes what it holds, for messages.
         is_flat: whether one table of texts is all that it has. Its time and memory are
             then those of its lines; nested tables take many times more.
+        tables_for: names the files that ship for the model of a configuration, which
+            is taken for such a file now and then; None if none do.
     """
 
     noun: str
@@ -129,6 +152,7 @@ class DataFile:
     max_bytes: int = MAX_BYTES
     is_flat: bool = False
     in_python: str = ""
+    tables_for: Callable[[dict[str, Any]], list[str]] | None = None
 
     def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Read a TOML or JSON file; its top level is a table with ``version = 1``.
@@ -241,12 +265,10 @@ class DataFile:
             seen = "no version" if version is None else seen
             cure = f"This release reads version = {VERSION}."
             if version is None and "model_type" in fields:
-                seen = "'model_type': it is the configuration of a published model"
-                call = f"ta.load_migration('tunix', config={str(name)!r:.200})"
-                cure = worded(
-                    f"Pass it as config=, with a layout: {call}.",
-                    "Name a layout, as --migration tunix; treeadapt tables lists them.",
-                )
+                seen = f"'model_type': {fields['model_type']!r:.80}: it is the "
+                seen += "configuration of a published model"
+                tables = self.tables_for and self.tables_for(fields)
+                cure = _by_config(name, tables)
             self.refuse(name, f"it has {seen}", cure)
         return fields
 

@@ -23,6 +23,12 @@ from treeadapt.trees.arrays import is_array
 from treeadapt.trees.describing import describe
 from treeadapt.trees.views import Plan, TreeView, view_tree
 
+_OF_PATHS = [("path",), ("name",), ("key",)]  # arguments
+_BY_PATH = (
+    "If it is one of a path, make rules of it: treeadapt.Rules({treeadapt.escape(path):"
+    " function(path) for path in treeadapt.split(model)[0]})."
+)
+
 
 class Lifted(Question):
     """A mask or label function of the caller's tree, answering on smaller views.
@@ -56,8 +62,9 @@ class Lifted(Question):
     ) -> Answers:
         """Return the answer for each leaf that has one; static leaves need none."""
         asked = self.asked
-        answers = view_tree(asked(arrays_of(view)) if is_function(asked) else asked)
+        answers = view_tree(_called(asked, view) if is_function(asked) else asked)
         if answers.plan.root is None:  # one value for the whole tree
+            _require_function_of_trees(asked)
             return Answers(view.plan.paths, [answers.leaves[0]] * len(view.leaves))
         by_path = answers_by_path(answers, view)
         places = [_nearest(by_path, path) for path in view.plan.paths]
@@ -120,6 +127,29 @@ def is_function(thing: Any) -> bool:
     # callable, a function with a setting in it too (since 0.2.4, optax#913).
     leaves = jax.tree.leaves(thing)
     return all(callable(leaf) or _is_number_array(leaf) for leaf in leaves)
+
+
+def _called(function: Any, view: TreeView) -> Any:
+    """Return what a function of a tree says, and explain what it is called with."""
+    try:
+        return function(arrays_of(view))
+    except (AttributeError, TypeError) as error:
+        error.add_note(f"The function is called once, with the whole tree. {_BY_PATH}")
+        raise
+
+
+def _require_function_of_trees(asked: Any) -> None:
+    """Raise if what gives one answer for a whole tree was written for one path.
+
+    Raises:
+        SelectorError: it was, by the name of its argument.
+    """
+    code = getattr(asked, "__code__", None)
+    if code is not None and code.co_varnames[: code.co_argcount] in _OF_PATHS:
+        raise SelectorError(
+            f"A function of {code.co_varnames[0]!r} was called once, with the whole "
+            f"tree, and gave one answer for all leaves. {_BY_PATH}"
+        )
 
 
 def _require_answers(tree: Any) -> None:

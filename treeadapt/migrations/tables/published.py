@@ -9,8 +9,10 @@ is near it, never the nearest one. What a row means is up to ``migrations``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import math
 import operator
 import os
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 from treeadapt.errors import MigrationError
 from treeadapt.text.data_files import MAX_INTEGER, DataFile, is_content, near_file
 from treeadapt.text.names import Speller, listing
+from treeadapt.text.wording import worded
 
 CONFIG = "config.json"
 
@@ -125,19 +128,53 @@ def tables_of(name: str) -> Mapping[str, PublishedTable]:
     """
     layout, layouts = name.partition("/")[0], published()
     if layout not in layouts:
-        near = Speller().nearest(layout, [*layouts], count=1)
+        types = dict.fromkeys(itertools.chain(*layouts.values()))
+        near = Speller().nearest(layout, [*layouts, *types], count=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        typed = [f"{each}/{layout}" for each in layouts if layout in layouts[each]]
-        if typed:
-            hint = f"It is a model type; tables of it are {listing(typed)}. "
-        elif os.path.exists(name):  # of any text, where a path may raise
-            hint = "What is there under this name is no table. "
+        if os.path.exists(name):  # of any text, where a path may raise
+            hint = f"{not_a_table(name)} "
+        elif near and (typed := tables_named(near[0])) and near[0] in types:
+            which = "It" if near[0] == layout else f"Near it, {near[0]!r}"
+            hint = f"{which} is a model type; tables of it are {listing(typed)}. "
         raise MigrationError(
             f"There is no layout {listing([layout])}. {hint}Layouts are "
             f"{listing(layouts, limit=99)}; the name of a file ends in .toml or .json. "
             f"{near_file(Path(name))}".rstrip()
         )
     return layouts[layout]
+
+
+def tables_named(text: str) -> list[str]:
+    """Return the tables of a layout, of a model type, or the one of this name.
+
+    Example:
+        >>> tables_named("pi05"), tables_named("tunix/qwen3"), tables_named("policy")
+        (['openpi/pi05'], ['tunix/qwen3'], [])
+    """
+    layout, _, model_type = text.partition("/")
+    return [
+        *dict.fromkeys(
+            table.name
+            for each, types in published().items()
+            for of_type, table in types.items()
+            if text in (each, of_type) or (each, of_type) == (layout, model_type)
+        )
+    ]
+
+
+def not_a_table(path: str | os.PathLike[str]) -> str:
+    """Say of a file or folder, such as a checkpoint, how tables go with it."""
+    name, folder = listing([os.fspath(path)]), Path(path)
+    cure = worded(
+        f"loads by one: ta.load({name}, target, migration=table)",
+        "is read by one: it comes first, and the table after --migration",
+    )
+    tables: list[str] = []
+    with contextlib.suppress(MigrationError):
+        if (folder / CONFIG).is_file():
+            tables = names_for(folder)
+    more = f" Tables for its {CONFIG} are {listing(tables)}." if tables else ""
+    return f"What is there is not a table. If it is a checkpoint, it {cure}.{more}"
 
 
 def find(name: str, config: Config | None = None) -> PublishedTable:

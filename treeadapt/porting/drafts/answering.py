@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from treeadapt.migrations.axes import every_name
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.factors import powers_of_divisors
@@ -25,7 +26,9 @@ from treeadapt.porting.drafts.rows import (
 )
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
-ANSWERED = frozenset({"length", "numbers", "order", "scale", "sizes"})
+ANSWERED = frozenset(
+    {"groups", "length", "numbers", "order", "scale", "sizes"},
+)
 
 #: Shapes by path.
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -33,11 +36,19 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 #: What would answer a mark, by its name.
 Left: TypeAlias = Mapping[str, str]
 
+OF_STATED_SIZES = (
+    "the same result at the same [sizes] does not answer for others; where all models "
+    "have these, delete the mark"
+)
 _OF_A_LIST = (
     "no size answers for a list that gives numbers other ones; see the code, and "
     "delete the mark if all models have this one"
 )
 _WAYS = {
+    "groups": (
+        "no shape says how many groups of heads there are; if these models had "
+        "several, delete the mark"
+    ),
     "length": (
         "another length of that axis answers it, where the two longer axes have no "
         "divisor above what is added"
@@ -47,6 +58,7 @@ _WAYS = {
     "scale": "leaves of other shapes answer it",
     "sizes": "leaves of other shapes answer it, and of layers in blocks another number",
 }
+_HALVES = 2
 _IF_ALL = "where all models have as many, delete it"
 
 
@@ -100,6 +112,45 @@ def unanswered(
     return left
 
 
+def with_stated_sizes(plan: Any, stated: Collection[str]) -> set[Row]:
+    """Return the rows that say sizes of axes themselves, as of heads or levels.
+
+    These are as they were in the draft, so no equal result shows that other models have
+    them, too. The halves that turn a head are two in all models: within its numbers, on
+    one side outside of half of them, and inside on the other. Of a size in a path, as
+    of layers in a block, other models have other paths, which no row takes.
+
+    Args:
+        plan: of the tables.
+        stated: names of sizes that a configuration states.
+    """
+    return {
+        group.row
+        for table in plan.tables
+        for group in table.groups
+        for name in (table.sizes.keys() & group.row.names) - {*stated}
+        if not (_is_in_paths(group.row, name) or _is_of_halves(group, name))
+    }
+
+
+def _is_in_paths(row: Row, name: str) -> bool:
+    captures = (c for each in (*row.sources, *row.targets) for c in each.path.captures)
+    return any(name in capture.names for capture in captures) or not any(
+        name in every_name(each.axes) for each in (*row.sources, *row.targets)
+    )
+
+
+def _is_of_halves(group: Any, name: str) -> bool:
+    """Return whether a name is 2, next to the last of its factors, which is no 2."""
+    addresses = (*group.row.sources, *group.row.targets)
+    axes = (axis for address in addresses for axis in address.axes)
+    parts = [part for axis in axes for part in axis.parts if name in part]
+    sizes = dict(group.move.sizes) if group.move else {}
+    are_two = {each for part in parts for each in part if sizes.get(each) == _HALVES}
+    is_within = any(part[0] != name for part in parts)
+    return are_two == {name} and is_within and all(name in part[-2:] for part in parts)
+
+
 def led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
     """Return the leaves of the source of which leaves are made.
 
@@ -141,10 +192,14 @@ def _of_same_power(
     """
     alike = {template_of(path): shape for path, shape in shapes.items()}
     lengths: dict[Row, set[int]] = {}
+    factors: dict[Row, set[float]] = {}
     for number, table in enumerate(plan.tables):
         for group in table.groups:
             if "scale" not in group.row.notes.check.split(", "):
                 continue
+            # A power of a name is a number of its own in each group.
+            values = group.row.values if group.move is None else group.move.values
+            factors.setdefault(group.row, set()).update((values.scale, values.offset))
             common = lengths.setdefault(group.row, set())
             for path in led_back(plan.tables[:number], group.source_paths):
                 old = shapes.get(path, alike.get(template_of(path), ()))
@@ -154,7 +209,7 @@ def _of_same_power(
         counts = (sum(map(row.takes, paths)) for paths in (shapes, leaves))
         every = {*common, math.gcd(*counts)} - {0}
         powers: dict[str, int] = {}
-        for factor in (row.values.scale, row.values.offset):
+        for factor in sorted(factors[row]):
             powers |= powers_of_divisors(factor, every)
         if powers:
             ways[row] = _way_of_powers(powers)
@@ -225,7 +280,13 @@ def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set
         path = next(iter(group.source_paths))
         places = {axis.text: n for n, axis in enumerate(row.sources[0].axes)}
         num_leaves = [sum(map(row.takes, each)) for each in (shapes, plan.source)]
-        slices = [name for name, take in row.values.take if not take.size]
+        parts = itertools.chain(*(axis.parts for axis in row.sources[0].axes))
+        factors = {name for part in parts if len(part) > 1 for name in part}
+        slices = [
+            name
+            for name, take in row.values.take
+            if not take.size and name not in factors  # else the mark is ``sizes``
+        ]
         differ = [
             shapes[path][places[name]] != plan.source[path].shape[places[name]]
             if name in places and path in shapes

@@ -15,11 +15,13 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan_text import noted_lines
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.answering import (
+    OF_STATED_SIZES,
     Left,
     Shapes,
     answered,
     led_back,
     unanswered,
+    with_stated_sizes,
 )
 from treeadapt.porting.drafts.called_function import Conversion, as_bytes
 from treeadapt.porting.drafts.inputs import read_side
@@ -39,8 +41,9 @@ class DraftCheck:
         problem: why the table does not run; empty if it does.
         num_leaves: how many leaves of the target were compared.
         migration: the table. Where all is equal, rows lose the marks that this answers:
-            ``sizes`` where leaves have other shapes than in the draft, ``scale`` where
-            also no size that may be the same in both has the factor as a power,
+            ``sizes`` where leaves have other shapes than in the draft and the row says
+            no size itself but 2 of halves, ``scale`` where also no size that may be the
+            same in both has the factor as a power,
             ``length`` where an axis has another length, and no multiple of a number
             is the next one to both, ``numbers`` where there are twice as many, in all
             rows that fill the same places, and not in lists that give them others,
@@ -51,8 +54,8 @@ class DraftCheck:
             and what would answer each. Empty if something differs.
         lost: what does not come back, a line each: sums, what is dropped, cut off or
             rounded. Empty if something differs.
-        same: sizes that the table says itself, by name, of rows that lose the mark
-            ``sizes``, although they were as in the draft: no shape says what they are.
+        same: sizes that the table says itself, by name, of rows whose leaves have other
+            shapes than in the draft: no shape says what they are.
     """
 
     forwards: Mapping[str, tuple[str, ...]]
@@ -182,6 +185,10 @@ def compared_with(
     if any(odd):
         return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
     rows, reasons = answered(plan, shapes, leaves)
+    same = _same_sizes(migration, rows["sizes"], stated)
+    kept = rows["sizes"] & with_stated_sizes(plan, stated)
+    rows["sizes"] -= kept
+    reasons["sizes"] = dict.fromkeys(kept, OF_STATED_SIZES)
     return DraftCheck(
         forwards={},
         backwards={},
@@ -191,7 +198,7 @@ def compared_with(
         has_way_back=not selects,
         left=unanswered(migration, rows, reasons),
         lost=() if selects else tuple(_lost_lines(plan)),
-        same=_same_sizes(migration, rows["sizes"], stated),
+        same=same,
     )
 
 
@@ -222,7 +229,7 @@ def _lost_lines(plan: Any) -> Iterator[str]:
 def _same_sizes(
     migration: Migration, rows: Collection[Row], stated: Collection[str]
 ) -> dict[str, int]:
-    """Return sizes that a table says itself, which rows name that lose their mark."""
+    """Return sizes that a table says itself, which rows of other shapes name."""
     return {
         name: size
         for table in migration.tables

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,15 +25,16 @@ from treeadapt.porting.drafts.merging import canonical
 from treeadapt.porting.drafts.numbers import (
     Lookup,
     Origins,
-    bits,
     contents,
     exact_factor,
     filled_box,
     find_origins,
     fitted_line,
     have_numbers_in_common,
+    is_beyond_chance,
     is_constant,
     is_symmetric,
+    is_telling,
     known_in_all,
 )
 from treeadapt.porting.drafts.rows import DraftRow, Hole, by_template, template_of
@@ -45,12 +45,12 @@ from treeadapt.porting.drafts.values import (
     rows_of_orders,
 )
 from treeadapt.porting.drafts.writing import as_table, is_of_path, written
-from treeadapt.text.names import fold, listing
+from treeadapt.text.names import fold, listing, natural
 
 EQUAL = "equal leaves"
 _LEAST_SHARE = 0.2  # of a leaf, before its numbers are evidence
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
-_LEAST_BITS = 64  # of what equal arrays have in common
+_MOST_FACTORS = 64  # leaves that are compared one by one
 _MOST_NUMBERS = 2**24  # that are sorted
 
 #: Reads the array of a path, of the first or the second call.
@@ -405,25 +405,47 @@ class Evidence:
         for olds, news in itertools.product(*groups):
             if done & {*olds, *news}:
                 continue
-            tried = (
-                self._multiple(n, olds, news, crops) for n in range(len(self.calls))
-            )
-            multiples = [each for each in tried if each]
-            lines = {(each.scale, each.offset) for each in multiples}
-            if len(multiples) < len(self.calls) or len(lines) > 1:
-                continue
-            ((scale, offset),) = lines
-            if not offset:
-                scale = exact_factor(scale, self._factored(olds, multiples))
-
-            def read(nth: int, path: str, multiples: Any = multiples) -> np.ndarray:
-                return multiples[nth].arrays[path]
-
-            for row in self.linked(
-                olds, news, old=read, crops=crops, scale=scale, offset=offset
-            ):
+            rows = self._of_one_factor(olds, news, crops)
+            for part in () if rows else self._by_factor(olds, news, crops):
+                rows += self._of_one_factor(*part, crops)
+            for row in rows:
                 done |= {*row.source_paths, *row.target_paths}
                 yield row
+
+    def _of_one_factor(
+        self, olds: Sequence[str], news: Sequence[str], crops: Crops
+    ) -> list[DraftRow]:
+        """Return the rows of leaves that are one multiple of others, in all calls."""
+        tried = (self._multiple(n, olds, news, crops) for n in range(len(self.calls)))
+        multiples = [each for each in tried if each]
+        lines = {(each.scale, each.offset) for each in multiples}
+        if len(multiples) < len(self.calls) or len(lines) > 1:
+            return []
+        ((scale, offset),) = lines
+        if not offset:
+            scale = exact_factor(scale, self._factored(olds, multiples))
+
+        def read(nth: int, path: str) -> np.ndarray:
+            return multiples[nth].arrays[path]
+
+        return self.linked(
+            olds, news, old=read, crops=crops, scale=scale, offset=offset
+        )
+
+    def _by_factor(
+        self, olds: Sequence[str], news: Sequence[str], crops: Crops
+    ) -> Iterator[tuple[list[str], list[str]]]:
+        """Yield leaves of one multiple each, where layers have several."""
+        parts: dict[tuple[float, float], tuple[list[str], list[str]]] = {}
+        pairs = zip(sorted(olds, key=natural), sorted(news, key=natural), strict=False)
+        for old, new in pairs if 1 < len(olds) == len(news) <= _MOST_FACTORS else ():
+            found = self._multiple(0, [old], [new], crops)
+            if found is None:
+                return
+            ones, twos = parts.setdefault((found.scale, found.offset), ([], []))
+            ones.append(old)
+            twos.append(new)
+        yield from parts.values()
 
     def _multiple(
         self, nth: int, olds: Sequence[str], news: Sequence[str], crops: Crops
@@ -517,6 +539,8 @@ class Evidence:
         arrays = [self.target.array(path) for path in row.target_paths]
         if all(map(is_constant, arrays)):
             is_live = self.fits(row) and self.gives(row)
+            if is_live and all(map(self._is_a_number_of_its_own, row.target_paths)):
+                return [dataclasses.replace(row, evidence="values", checks=())]
             row = row.marked("constant numbers") if is_live else row
             return [dataclasses.replace(row, is_live=is_live)]
         if rows := self._within(row):
@@ -524,10 +548,15 @@ class Evidence:
         for offset in (0.0, 1.0):
             tried = dataclasses.replace(row, offset=offset)
             if self.fits(tried) and self.gives(tried):
-                if all(map(_is_telling, arrays)):
+                if all(map(is_telling, arrays)):
                     return [dataclasses.replace(tried, evidence="values", checks=())]
                 return [tried]
         return [dataclasses.replace(row, is_live=False)]
+
+    def _is_a_number_of_its_own(self, path: str) -> bool:
+        """Return whether a leaf is one number, and another one in each call."""
+        made = [to_side.array(path) for _, to_side in self.calls]
+        return len({array.tobytes() for array in made}) > 1 and made[0].size == 1
 
     def _within(self, row: DraftRow) -> list[DraftRow]:
         """Return the rows that numbers show among the leaves of a proposed row alone.
@@ -663,29 +692,3 @@ def _with_twins(row: DraftRow, twins: Mapping[str, Sequence[str]]) -> DraftRow:
         return row
     note = f"the source has the same numbers at {listing(names, limit=3)}"
     return row.marked(EQUAL, note)
-
-
-def _is_telling(array: np.ndarray) -> bool:
-    """Return whether no other order gives an array: numbers, or parts, are distinct.
-
-    Of one byte most numbers of an array are there several times, and its rows and
-    columns are not.
-    """
-    numbers = bits(array)
-    if numbers is None:
-        return False
-    if len(np.unique(numbers)) > max(1, len(numbers) // 2):
-        return True
-    axes = [axis for axis, size in enumerate(array.shape) if size > 1]
-    parts = (np.moveaxis(array, axis, 0) for axis in axes)
-    counts = ((len({part.tobytes() for part in each}), len(each)) for each in parts)
-    are_distinct = len(axes) > 1 and all(some == every for some, every in counts)
-    return are_distinct and is_beyond_chance(array) and not is_symmetric(array)
-
-
-def is_beyond_chance(array: np.ndarray) -> bool:
-    """Return whether so much is in an array that no other is equal by chance."""
-    numbers = bits(array)
-    if numbers is None or not len(numbers):
-        return False
-    return len(numbers) * math.log2(len(np.unique(numbers))) >= _LEAST_BITS

@@ -15,6 +15,7 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import BLANKS
 from treeadapt.porting.drafts.answering import run_over
 from treeadapt.porting.drafts.evidence import Evidence
+from treeadapt.porting.drafts.groups_of_heads import with_groups_doubted
 from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.links import find_links, leaf_of
 from treeadapt.porting.drafts.merging import canonical, is_guess, merged
@@ -23,7 +24,10 @@ from treeadapt.porting.drafts.numbers import contents, find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import DraftRow, Hole, template_of, tokens_of
-from treeadapt.porting.drafts.single_numbers import with_single_numbers
+from treeadapt.porting.drafts.single_numbers import (
+    with_doubtful_runs,
+    with_single_numbers,
+)
 from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.writing import (
     WrittenRow,
@@ -102,6 +106,7 @@ def finished(
     source, target = evidence.source, evidence.target
     place = {path: number for number, path in enumerate(source.leaves)}
     rows = [_with_doubts(row, stated) for row in map(canonical, rows)]
+    rows = with_doubtful_runs(with_groups_doubted(rows, stated), inner)
     rows = sorted(
         _collapsed(rows, source, target),
         key=lambda row: min(place[path] for path in row.source_paths),
@@ -215,11 +220,10 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
     if row.pads or row.cuts:
         row = row.marked("length", "how many these are was seen at this size alone")
     for atom, take in row.takes:
-        is_part = take.is_order and take.size and is_factor(row, atom)
-        is_few = (
-            0 < take.size <= _MOST_PARTS and take.size not in stated.counts.values()
-        )
-        if not is_part or not is_few or is_of_heads:
+        # A slice of a factor means any number of parts, which has the mark ``sizes``.
+        is_part = take.is_order and is_factor(row, atom)
+        is_few = take.size <= _MOST_PARTS and take.size not in stated.counts.values()
+        if not is_part or not is_few or (is_of_heads and take.size):
             row = row.marked("order", "what it takes was seen at this size alone")
     if is_of_heads and (other := stated.contradiction(row)):
         row = row.marked("heads", other)

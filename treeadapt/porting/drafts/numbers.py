@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from treeadapt.porting.drafts.rows import template_of
 WHOLE = 2**15
 _LINES = 4  # along each axis of a larger one
 _CHUNK = 2**22
+_LEAST_BITS = 64  # of what equal arrays have in common
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +311,32 @@ def is_symmetric(array: np.ndarray) -> bool:
         and np.array_equal(bits(array), bits(array.swapaxes(a, b)))  # type: ignore[arg-type]
         for a, b in pairs
     )
+
+
+def is_telling(array: np.ndarray) -> bool:
+    """Return whether no other order gives an array: numbers, or parts, are distinct.
+
+    Of one byte most numbers of an array are there several times, and its rows and
+    columns are not.
+    """
+    numbers = bits(array)
+    if numbers is None:
+        return False
+    if len(np.unique(numbers)) > max(1, len(numbers) // 2):
+        return True
+    axes = [axis for axis, size in enumerate(array.shape) if size > 1]
+    parts = (np.moveaxis(array, axis, 0) for axis in axes)
+    counts = ((len({part.tobytes() for part in each}), len(each)) for each in parts)
+    are_distinct = len(axes) > 1 and all(some == every for some, every in counts)
+    return are_distinct and is_beyond_chance(array) and not is_symmetric(array)
+
+
+def is_beyond_chance(array: np.ndarray) -> bool:
+    """Return whether so much is in an array that no other is equal by chance."""
+    numbers = bits(array)
+    if numbers is None or not len(numbers):
+        return False
+    return len(numbers) * math.log2(len(np.unique(numbers))) >= _LEAST_BITS
 
 
 def _distinct(numbers: np.ndarray) -> np.ndarray:

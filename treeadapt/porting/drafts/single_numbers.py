@@ -8,7 +8,8 @@ model has, as of its two norms ``LayerNorm_0`` and ``LayerNorm_2``. All others a
 counts, and a row rests on those of this model for one of three reasons, which are the
 three parts of this file:
 
-- it names counts that other rows run over, and moves their leaves in its own way;
+- it names counts that other rows run over, and moves their leaves in its own way, or
+  runs over those of which another row names some;
 - it adds to counts what rows that fill the same place do not add;
 - it gives counts others by a list, as ``{n=1a,2a,2b}`` and ``{n=0,1,2}``, or fills a
   place where a list does: these were counted through this model.
@@ -30,6 +31,7 @@ from treeadapt.porting.drafts.path_numbers import (
     is_of_layers,
 )
 from treeadapt.porting.drafts.rows import (
+    LARGE_NUMBER,
     DraftAddress,
     DraftRow,
     Hole,
@@ -37,8 +39,9 @@ from treeadapt.porting.drafts.rows import (
     is_count,
     template_of,
     tokens_of,
+    with_number,
 )
-from treeadapt.porting.drafts.writing import WrittenRow
+from treeadapt.porting.drafts.writing import WrittenRow, written
 from treeadapt.text.names import listing, natural
 
 _ALONE = (
@@ -47,6 +50,10 @@ _ALONE = (
 )
 _ANSWERS = "draft.check with twice as many answers it"
 _ADDED = f"what is added to these numbers was seen at this size alone: {_ANSWERS}"
+_AMONG = (
+    "another row has some of these numbers, and which ones it has in other models was "
+    f"not seen: {_ANSWERS}; where all models have as many, delete the mark"
+)
 _LISTED = (
     "numbers that a list gives other ones were seen at this size alone: see the code, "
     "no check answers it"
@@ -180,6 +187,67 @@ def _axes_taken(row: DraftRow) -> list[int | None] | None:
     if any(axis[0] and axis[0] not in places for axis in target.axes):
         return None
     return [places[axis[0]] if axis[0] else None for axis in target.axes]
+
+
+def with_doubtful_runs(
+    rows: Sequence[DraftRow], inner: Collection[Above]
+) -> list[DraftRow]:
+    """Mark rows that run over numbers of which another row has some, otherwise.
+
+    As where a third layer is halved, and the first two are not: a fourth may be either.
+
+    Args:
+        rows: not united yet, so that those of other leaves stay as they are.
+        inner: as for ``with_single_numbers``.
+    """
+    by_template: dict[Pattern, dict[int, list[str]]] = {}
+    for number, row in enumerate(rows):
+        for path in row.source_paths if row.is_live and not row.is_rest else ():
+            alike = by_template.setdefault(template_of(path), {})
+            alike.setdefault(number, []).append(path)
+    doubtful: set[int] = set()
+    for template, alike in by_template.items():
+        numbers = (n for n, fixed in enumerate(template) if fixed is None)
+        places = (PathNumber(0, template, n) for n in numbers if len(alike) > 1)
+        for place in places:
+            doubtful |= {
+                one
+                for one, other in itertools.permutations(alike, 2)
+                if place.above not in inner
+                and _are_next_to(alike[one], alike[other], place)
+                and _taken(rows[one], alike[one][0], place) == {"0", LARGE_NUMBER}
+                and _taken(rows[other], alike[other][0], place) != {LARGE_NUMBER}
+                and not _are_only_renamed(place, [rows[one], rows[other]])
+            }
+    return [
+        row.marked("numbers", _AMONG) if number in doubtful else row
+        for number, row in enumerate(rows)
+    ]
+
+
+def _are_next_to(ones: Sequence[str], others: Sequence[str], place: PathNumber) -> bool:
+    """Return whether some paths differ from others in one number, which is no name."""
+    at = place.position
+    sides = [
+        {(tokens[:at], tokens[at + 1 :]) for tokens in map(tokens_of, paths)}
+        for paths in (ones, others)
+    ]
+    if sides[0].isdisjoint(sides[1]):
+        return False
+    most = max(int(tokens_of(path)[at]) for path in (*ones, *others))
+    is_name = place.is_after_a_word and not is_of_layers(place.above)
+    return not is_name or most > _MOST_IN_A_WORD
+
+
+def _taken(row: DraftRow, path: str, place: PathNumber) -> set[str]:
+    """Return which of the first and a large number a row takes at a place of a path.
+
+    Only the large one, where it takes all after its first number: none are left then.
+    """
+    (text,), _ = written([row])
+    numbers = "0", LARGE_NUMBER
+    tokens, at = tokens_of(path), place.position
+    return {n for n in numbers if text.read.takes(with_number(tokens, at, n))}
 
 
 # --- what is added to counts ---

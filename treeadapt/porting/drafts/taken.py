@@ -21,6 +21,7 @@ from treeadapt.porting.drafts.mixed_radix import Digit, axis_steps, factored
 from treeadapt.porting.drafts.parts import Pattern, Variant
 from treeadapt.porting.drafts.rows import DraftAddress, DraftRow, Hole
 
+_PAIR = 2  # parts that are the same in all models
 _LEAST = 0.98  # of the numbers whose place is known, that an order must explain
 
 
@@ -53,14 +54,19 @@ class Selected:
 
     @property
     def take(self) -> Take:
-        """What a row says: a slice of what no other factor is next to, if it is one."""
+        """What a row says: a slice, if no other factor is next to it, or it reverses.
+
+        Two parts the other way round are those of the formula, as scale and shift are.
+        Of more, as of the levels of a pyramid, another model may have another number.
+        """
         values, size = self.values, self.size
         first, step = values[0], values[1] - values[0]
-        if self.outer == self.inner == 1:
-            if values == (*range(size),)[::-1]:
-                return Take(text="::-1")
-            if step > 1 and first < step and values == (*range(first, size, step),):
-                return Take(text=f"{first or ''}::{step}")
+        is_alone = self.outer == self.inner == 1
+        if values == (*range(size),)[::-1] and (is_alone or size > _PAIR):
+            return Take(text="::-1")
+        is_step = step > 1 and first < step
+        if is_alone and is_step and values == (*range(first, size, step),):
+            return Take(text=f"{first or ''}::{step}")
         return Take(Order.of(values), size)
 
 

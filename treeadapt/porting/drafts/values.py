@@ -24,6 +24,7 @@ from treeadapt.porting.drafts.links import (
     templates_of,
     written_back,
 )
+from treeadapt.porting.drafts.merging import canonical
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.pools import Counts, Pool, components_of
 from treeadapt.porting.drafts.rows import (
@@ -41,6 +42,8 @@ from treeadapt.porting.drafts.segments import (
 )
 
 _MOST_LAYERS = 64  # of a block
+_MOST_FORMS = 4  # in which some layers are moved, and others otherwise
+_MOST_APART = 1_024  # leaves that are looked at one by one
 _MOST_NAMES = 8  # numbers at one place of a path that may be words
 
 
@@ -458,12 +461,41 @@ def _rows_of_pool(pool: Components, counts: Counts) -> list[DraftRow]:
         )
         shapes.setdefault(key, []).append(component)
     if len(shapes) == 1:
-        return []
+        return _rows_of_forms(pool, counts)
     parts = (
-        Pool(part, counts).rows() or _rows_with_a_name(part, counts)
+        Pool(part, counts).rows()
+        or _rows_with_a_name(part, counts)
+        or _rows_of_forms(part, counts)
         for part in shapes.values()
     )
     return [row for part in parts for row in part or ()]
+
+
+def _rows_of_forms(pool: Components, counts: Counts) -> list[DraftRow]:
+    """Return the rows if the leaves of some numbers are moved otherwise than others.
+
+    As where one square map of several is turned, which no shape shows.
+    """
+    forms: dict[object, list[Sequence[Link]]] = {}
+    for component in pool if 1 < len(pool) <= _MOST_APART else ():
+        rows = Pool([component], counts).rows()
+        if not rows:
+            return []
+        forms.setdefault(frozenset(map(_form, rows)), []).append(component)
+    if not 1 < len(forms) <= _MOST_FORMS:
+        return []
+    every = [Pool(part, counts).rows() for part in forms.values()]
+    return [row for rows in every for row in rows or ()] if all(every) else []
+
+
+def _form(row: DraftRow) -> object:
+    """Return what a row does with axes, whatever the numbers of its paths are."""
+    row = canonical(row)
+    paths = (
+        tuple(None if isinstance(t, Hole) or is_count(t) else t for t in place.tokens)
+        for place in row.places
+    )
+    return tuple(paths), tuple(place.axes for place in row.places), row.takes
 
 
 def _rows_with_a_name(

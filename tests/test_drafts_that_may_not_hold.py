@@ -1,0 +1,286 @@
+"""What one size hides: each row that is wrong at another one has a mark, or is right.
+
+A draft sees one model. Where several formulas give it, the row says a number itself,
+and so it has a mark, which an equal result at the same number does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_drafted_marks import marks
+from test_drafts import float32
+
+import treeadapt as ta
+
+Leaves = dict[str, Any]
+Convert = Callable[[Leaves], Leaves]
+
+
+def wrong_rows(table: ta.Migration, source: Leaves, convert: Convert) -> list[str]:
+    """Rows without a mark that give other numbers than a function does."""
+    wanted = convert(source)
+    made = table(source, wanted)
+    odd = {
+        path
+        for path, leaf in wanted.items()
+        if not np.allclose(made[path], leaf, rtol=1e-5)
+    }
+    groups = table.plan(source, wanted).groups
+    return [
+        group.row.text
+        for group in groups
+        if odd.intersection(group.filled) and not group.row.notes.check
+    ]
+
+
+# --- parts in reverse order ---
+
+
+def levels(count: int, channels: int, width: int) -> Leaves:
+    return float32({"fuse.w": np.zeros((width, count * channels))}, count)
+
+
+def reversed_levels(count: int) -> Convert:
+    def convert(leaves: Leaves) -> Leaves:
+        whole = leaves["fuse.w"]
+        parts = whole.reshape(len(whole), count, -1)
+        return {"fuse/kernel": parts[:, ::-1].reshape(whole.shape).T}
+
+    return convert
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_parts_in_reverse_order_are_those_of_any_number(tmp_path, count):
+    draft = ta.draft_migration(levels(count, 7, 13), convert=reversed_levels(count))
+    (row,) = draft.migration.rows
+    assert [*row.values.typed()["take"].values()] == ["::-1"]
+    assert row.notes.check == "sizes"
+    ((name, size),) = draft.migration.sizes.items()
+    assert size == count
+    report = draft.check(levels(count, 11, 17), reversed_levels(count))
+    assert report, str(report)
+    assert [*marks(report).values()] == ["sizes"]
+    file = tmp_path / "table.toml"
+    file.write_text(report.migration.to_toml())
+    source, convert = levels(6, 5, 11), reversed_levels(6)
+    table = ta.load_migration(file, sizes={name: 6})
+    assert not ta.tree_diff(table(source, convert(source)), convert(source))
+    made = table.inverse(convert(source), source)
+    assert not ta.tree_diff(made, source, values=True)
+
+
+def test_two_parts_the_other_way_round_are_the_formula():
+    """As scale and shift are, or both halves of a gated map."""
+    draft = ta.draft_migration(levels(2, 7, 13), convert=reversed_levels(2))
+    (row,) = draft.migration.rows
+    assert row.values.typed() == {"take": {"p": [1, 0]}}
+    assert not row.notes.check
+
+
+# --- one group ---
+
+
+def fused(groups: int, queries: int, size: int, width: int) -> Leaves:
+    rows = groups * (queries + 2) * size
+    shapes = {"h.0.attn.qkv.w": (rows, width), "h.0.attn.qkv.b": (rows,)}
+    return float32({path: np.zeros(shape) for path, shape in shapes.items()}, rows)
+
+
+def cut_in_groups(groups: int, queries: int) -> Convert:
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for path, leaf in leaves.items():
+            whole = leaf.reshape(groups, queries + 2, -1, *leaf.shape[1:])
+            parts = whole[:, :queries], whole[:, queries], whole[:, queries + 1]
+            for name, part in zip("qkv", parts, strict=True):
+                at = path.replace("qkv", name)
+                made[at] = part.reshape(-1, *leaf.shape[1:])
+        return made
+
+    return convert
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_one_group_of_heads_is_marked(is_back):
+    """As the heads of Falcon 7B, of which 40B has several groups."""
+
+    def pair(groups: int, queries: int, size: int, width: int) -> list[Leaves]:
+        source = fused(groups, queries, size, width)
+        both = [source, cut_in_groups(groups, queries)(source)]
+        return both[::-1] if is_back else both
+
+    draft = ta.draft_migration(*pair(1, 3, 5, 11))
+    assert {*marks(draft).values()} == {"groups"}
+    assert "a model with 2 groups of keys shows it" in draft.to_toml()
+    report = draft.check(*pair(1, 2, 7, 13))
+    assert report, str(report)
+    assert {*marks(report).values()} == {"groups"}
+    assert "if these models had several, delete the mark" in str(report)
+    assert not draft.check(*pair(2, 3, 5, 11))
+
+
+@pytest.mark.parametrize("shown", ["", "norm", "heads", "rest"])
+def test_several_keys_next_to_each_other_are_no_group(shown):
+    """Six heads of queries, and two of keys: of one group of 3 by 10, or of no group.
+
+    Where nothing shows how large a head is, both fit.
+    """
+    rows = {"q": 30, "k": 10, "v": 10 if shown != "rest" else 9}
+    source = float32({"h.0.attn.qkv.w": np.zeros((sum(rows.values()), 11))})
+    if shown == "norm":
+        source |= float32({"h.0.attn.q_norm.w": np.ones(5)})
+    if shown == "heads":
+        source |= float32({"h.0.attn.out.w": np.zeros((11, 30))})
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {path: leaf for path, leaf in leaves.items() if "norm" in path}
+        if shown == "heads":
+            made["h.0.attn.out.w"] = leaves["h.0.attn.out.w"].T.reshape(6, 5, 11)
+        ends = np.cumsum([*rows.values()])[:-1]
+        parts = np.split(leaves["h.0.attn.qkv.w"], ends)
+        return made | {f"h.0.attn.{p}.w": x for p, x in zip(rows, parts, strict=True)}
+
+    draft = ta.draft_migration(source, convert=convert)
+    is_marked = any("groups" in mark for mark in marks(draft).values())
+    assert is_marked == (not shown)
+
+
+# --- numbers that another row has later ones of ---
+
+
+def layers(count: int, width: int) -> Leaves:
+    shapes = {
+        f"h.{n}.{name}.w": (width, width)
+        for n in range(count)
+        for name in ("key", "out")
+    }
+    return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
+
+
+def halved_every(period: int) -> Convert:
+    """As RWKV divides what its later layers add."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for path, leaf in leaves.items():
+            factor = np.float32(2.0 ** -(int(path.split(".")[1]) // period))
+            made[f"b/{path}"] = leaf * factor if "out" in path else leaf
+        return made
+
+    return convert
+
+
+def turned_every(period: int) -> Convert:
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for path, leaf in leaves.items():
+            is_last = (int(path.split(".")[1]) + 1) % period == 0
+            made[f"b/{path}"] = leaf.T if "out" in path and is_last else leaf
+        return made
+
+    return convert
+
+
+def turned_from(period: int) -> Convert:
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for path, leaf in leaves.items():
+            is_first = int(path.split(".")[1]) % (2 * period) == 0
+            made[f"b/{path}"] = leaf.T if "out" in path and is_first else leaf
+        return made
+
+    return convert
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+@pytest.mark.parametrize(
+    "convert", [halved_every(2), turned_every(3), turned_every(2), turned_from(2)]
+)
+def test_no_row_that_runs_over_numbers_is_wrong_without_a_mark(convert, count):
+    draft = ta.draft_migration(layers(count, 7), convert=convert)
+    assert not draft.missing
+    assert not draft.unexpected
+    report = draft.check(layers(count, 11), convert)
+    assert report, str(report)
+    for table in (draft.migration, report.migration):
+        for other in (count + 1, 2 * count):
+            try:
+                wrong = wrong_rows(table, layers(other, 13), convert)
+            except ta.MigrationError:  # no row takes some of the leaves
+                wrong = []
+            assert not wrong, wrong
+        keys = [row for row in table.rows if "key" in row.text]
+        assert not any(row.notes.check for row in keys)
+
+
+# --- sizes that were the same ---
+
+
+def turned_after(size: int) -> Convert:
+    """As DeepSeek's queries: of each head the last numbers turn, in halves."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        (whole,) = leaves.values()
+        heads = whole.reshape(-1, size + 5, whole.shape[1])
+        halves = heads[:, -size:].reshape(len(heads), -1, 2, whole.shape[1])
+        rope = halves.swapaxes(1, 2).reshape(-1, whole.shape[1])
+        return {"nope": heads[:, :-size], "rope": rope}
+
+    return convert
+
+
+@pytest.mark.parametrize(("size", "is_left"), [(4, True), (6, False)])
+def test_halves_of_two_pairs_keep_the_mark(size, is_left):
+    """Two pairs are two halves: which of both is two in all models, nothing shows."""
+
+    def source(heads: int, turned: int, width: int) -> Leaves:
+        return float32({"q.w": np.zeros((heads * (turned + 5), width))}, width)
+
+    draft = ta.draft_migration(source(3, size, 13), convert=turned_after(size))
+    assert {*marks(draft).values()} == {"sizes"}
+    report = draft.check(source(5, size, 17), turned_after(size))
+    assert report, str(report)
+    assert ("sizes" in marks(report).values()) == is_left
+    other = source(3, 8, 13)
+    assert not wrong_rows(report.migration, other, turned_after(8))
+
+
+# --- single numbers, and rounded roots ---
+
+
+def test_single_numbers_that_a_function_moves_are_proved():
+    def convert(leaves: Leaves) -> Leaves:
+        made = {"w": leaves["w"].T}
+        for number, size in enumerate((8, 16)):
+            for n, name in enumerate(("a", "b")):
+                old = leaves[f"net/{size}x{size}/{name}/strength"]
+                made[f"conv.{2 * number + n}.strength"] = old.reshape(1)
+        return made
+
+    shapes: dict[str, tuple[int, ...]] = {"w": (5, 7)}
+    shapes |= {f"net/{s}x{s}/{n}/strength": () for s in (8, 16) for n in "ab"}
+    source = float32({path: np.zeros(shape) for path, shape in shapes.items()})
+    draft = ta.draft_migration(source, convert=convert)
+    assert not draft.missing
+    assert {*marks(draft).values()} <= {"", "numbers", "sizes"}
+
+
+def test_a_rounded_root_of_a_size_that_is_the_same_stays_marked():
+    def source(rows: int, width: int) -> Leaves:
+        shapes = {"embed": (rows, width), "up": (width, rows + 2)}
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, rows)
+
+    def convert(leaves: Leaves) -> Leaves:
+        root = np.float32(jnp.bfloat16(leaves["embed"].shape[1] ** 0.5))
+        return {"embedding": leaves["embed"] * root, "up": leaves["up"].T}
+
+    draft = ta.draft_migration(source(37, 22), convert=convert)
+    for width, is_left in ((22, True), (26, False)):
+        report = draft.check(source(41, width), convert)
+        assert report, str(report)
+        assert ("scale" in marks(report).values()) == is_left
