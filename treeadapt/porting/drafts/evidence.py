@@ -135,12 +135,24 @@ class Evidence:
         for number, first in enumerate(lookups[0].first_equal):
             if number != first:
                 twins.setdefault(ones[first], []).append(ones[number])
-        drafted = self._rows(ones, twos, self._known(lookups))
-        rows = [_with_twins(row, twins) for row in drafted]
+        known = self._known(lookups)
+        rows = [_with_twins(row, twins) for row in self._rows(ones, twos, known)]
+
+        leaves = self.target.leaves
+        unchanged = {
+            path
+            for path, own in known.items()
+            if not own.absent and leaves[path].dtype.itemsize > 2  # else by chance
+        }
+
+        def changed() -> tuple[dict[str, Any], dict[str, Any]]:
+            olds, news = self.without_row(rows)
+            return olds, {p: leaf for p, leaf in news.items() if p not in unchanged}
+
         for offset in (1.0, -1.0):
-            rows += self._shifted(*self.without_row(rows), offset)
-        for step in (self._cropped, self._scaled):
-            rows += step(*self.without_row(rows))
+            rows += self._shifted(*changed(), offset)
+        rows += self._cropped(*self.without_row(rows))
+        rows += self._scaled(*changed())
         return rows, have_common
 
     def linked(
@@ -162,6 +174,8 @@ class Evidence:
             changed: fields of the rows: what was done to the numbers.
         """
         sources, targets, crops = [*ones], [*twos], crops or {}
+        if not targets:
+            return []
         known = self._known(self._lookups(sources, targets, old, crops))
         return self._rows(sources, targets, known, crops, changed)
 
@@ -224,6 +238,8 @@ class Evidence:
         """
         live = [row for row in rows if row.is_live]
         ones, twos = map(list, self.without_row(live))
+        if not twos:
+            return [], [], []
         olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
         known = self._known(self._lookups(ones, twos))
         return olds, news, find_links(olds, news, known, _LEAST_SHARE)
@@ -375,6 +391,8 @@ class Evidence:
     def _crops(self, ones: Mapping[str, Any], twos: Mapping[str, Any]) -> Crops:
         """Return the boxes of leaves that are in leaves of the other side."""
         crops: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
+        if not twos:
+            return crops
         for path in _floats(twos):
             box = filled_box(self.target.array(path) != 0)
             if box and box != _whole(twos[path].shape):

@@ -215,7 +215,8 @@ def _rows_next_to(
         have_common = have_common or evidence.are_reordered(tested)
         notes += [NO_ROW] if have_common else []
     if shows or have_common or len(evidence.calls) > 1:
-        return _fitting(evidence, [*rows, *tested]), notes
+        every = [*rows, *tested]  # a live one of these gave its numbers
+        return [row for row in every if row.is_live or evidence.fits(row)], notes
     notes.append(_NOTHING_COMMON)
     return _fitting(evidence, _by_names(evidence, words, notes, stated)), notes
 

@@ -7,6 +7,7 @@ rereads their paths: a number of a path may be a word, two numbers, or a part of
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -43,6 +44,7 @@ class NumberedLeaf:
     numbers: tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=32_768)  # a draft asks a few times about each leaf
 def leaf_of(path: str, shape: tuple[int, ...]) -> NumberedLeaf:
     """Return a leaf with the numbers of its path apart."""
     template = template_of(path)

@@ -35,12 +35,14 @@ class Origins:
         leaves: number of the leaf of the source, for each.
         places: flat index in that leaf, for each.
         total: how many numbers were looked up.
+        absent: how many of them the source has nowhere.
     """
 
     flat: np.ndarray
     leaves: np.ndarray
     places: np.ndarray
     total: int
+    absent: int
 
     @property
     def share(self) -> float:
@@ -114,8 +116,11 @@ def is_constant(array: np.ndarray) -> bool:
     numbers = bits(array)
     if numbers is None or not len(numbers):
         return True
-    seen = numbers[sample(array.shape)]
-    return bool((seen == seen[0]).all())
+    return _are_one(numbers[sample(array.shape)])
+
+
+def _are_one(numbers: np.ndarray) -> bool:
+    return bool((numbers == numbers[:1]).all())
 
 
 def find_origins(
@@ -141,7 +146,7 @@ def find_origins(
             continue
         flat = sample(array.shape)
         seen = numbers[flat]
-        constant[path] = bool((seen == seen[0]).all())
+        constant[path] = _are_one(seen)
         if array.size == 1:
             singles.setdefault(template_of(path), {})[path] = array.item()
         wanted.setdefault(array.dtype, []).append((path, flat, seen))
@@ -160,8 +165,9 @@ def find_origins(
         source_numbers = bits(array)
         if source_numbers is None:
             continue
-        key = array.shape, array.dtype, source_numbers[sample(array.shape)].tobytes()
-        if not is_constant(array) and seen_leaves.setdefault(key, number) != number:
+        seen = source_numbers[sample(array.shape)]
+        key = array.shape, array.dtype, seen.tobytes()
+        if not _are_one(seen) and seen_leaves.setdefault(key, number) != number:
             first_equal[number] = seen_leaves[key]
             continue
         for new, table in tables.items():
@@ -169,6 +175,7 @@ def find_origins(
                 table.add(number, array, new)
     origins = {}
     for dtype, leaves in wanted.items():
+        tables[dtype].add_waiting()
         for path, flat, seen in leaves:
             origins[path] = tables[dtype].look_up(flat, seen)
     return Lookup(origins, constant, first_equal)
@@ -201,9 +208,12 @@ def contents(arrays: Sequence[np.ndarray], dtype: Any) -> bytes:
     if not all(castable(array.dtype, dtype) for array in arrays):
         return b""
     numbers = bits(np.concatenate([as_dtype(a, dtype).reshape(-1) for a in arrays]))
-    if numbers is None or len(np.unique(numbers)) < _FEW:
+    if numbers is None:
         return b""
-    return hashlib.sha256(np.sort(numbers).tobytes()).digest()
+    numbers = np.sort(numbers)
+    if np.count_nonzero(numbers[1:] != numbers[:-1]) < _FEW - 1:
+        return b""
+    return hashlib.sha256(numbers.tobytes()).digest()
 
 
 def known_in_all(every: Sequence[Origins], *, is_wide: bool) -> Origins:
@@ -227,7 +237,9 @@ def known_in_all(every: Sequence[Origins], *, is_wide: bool) -> Origins:
         is_same[:-1] = (leaves[1:] == leaves[:-1]) & (places[1:] == places[:-1])
         is_once = ~is_twice & ~np.roll(is_twice, 1)
         is_kept = (is_twice & is_same) | (is_once & (not is_wide))
-        first = Origins(flat[is_kept], leaves[is_kept], places[is_kept], first.total)
+        flat, leaves, places = flat[is_kept], leaves[is_kept], places[is_kept]
+        absent = max(first.absent, other.absent)
+        first = Origins(flat, leaves, places, first.total, absent)
     return first
 
 
@@ -345,6 +357,12 @@ def _distinct(numbers: np.ndarray) -> np.ndarray:
     return numbers[np.insert(numbers[1:] != numbers[:-1], 0, [True] * len(numbers[:1]))]
 
 
+def _as_bits(array: np.ndarray, dtype: Any) -> np.ndarray:
+    numbers = bits(as_dtype(array, dtype))
+    assert numbers is not None  # a table is for a dtype that has them
+    return numbers
+
+
 class _Table:
     """The numbers that are looked up, and where the source has them."""
 
@@ -353,24 +371,55 @@ class _Table:
         self._counts = np.zeros(len(values), np.int64)
         self._leaves = np.zeros(len(values), np.int32)
         self._places = np.zeros(len(values), np.int64)
+        self._waiting: list[tuple[int, np.ndarray]] = []  # small leaves
+        self._num_waiting = 0  # numbers of them
 
     def add(self, number: int, array: np.ndarray, dtype: Any) -> None:
-        """Look a leaf of the source through."""
+        """Look a leaf of the source through; a small one together with the next ones.
+
+        A call of NumPy costs more than the few numbers of one.
+        """
         flat = np.ascontiguousarray(array).reshape(-1)
+        if len(flat) <= WHOLE:
+            self._waiting.append((number, _as_bits(flat, dtype)))
+            self._num_waiting += len(flat)
+            if self._num_waiting > _CHUNK:
+                self.add_waiting()
+            return
         for start in range(0, len(flat), _CHUNK):
-            numbers = bits(as_dtype(flat[start : start + _CHUNK], dtype))
-            assert numbers is not None
-            where = np.searchsorted(self._values, numbers)
-            where[where == len(self._values)] = 0
-            hits = np.flatnonzero(self._values[where] == numbers)
-            where = where[hits]
-            np.add.at(self._counts, where, 1)
-            self._leaves[where] = number
-            self._places[where] = hits + start
+            numbers = _as_bits(flat[start : start + _CHUNK], dtype)
+            places = np.arange(start, start + len(numbers))
+            self._add(numbers, np.full(len(numbers), number), places)
+
+    def add_waiting(self) -> None:
+        """Look the leaves through that were small."""
+        if not self._waiting:
+            return
+        own, arrays = zip(*self._waiting, strict=True)
+        lengths = [*map(len, arrays)]
+        starts = np.cumsum([0, *lengths[:-1]])
+        places = np.arange(sum(lengths)) - np.repeat(starts, lengths)
+        self._add(np.concatenate(arrays), np.repeat(own, lengths), places)
+        self._waiting, self._num_waiting = [], 0
+
+    def _add(self, numbers: np.ndarray, leaves: np.ndarray, places: np.ndarray) -> None:
+        where = np.searchsorted(self._values, numbers)
+        where[where == len(self._values)] = 0
+        hits = np.flatnonzero(self._values[where] == numbers)
+        where = where[hits]
+        np.add.at(self._counts, where, 1)
+        self._leaves[where] = leaves[hits]
+        self._places[where] = places[hits]
 
     def look_up(self, flat: np.ndarray, values: np.ndarray) -> Origins:
         where = np.searchsorted(self._values, values)
-        is_known = self._counts[where] == 1
+        counts = self._counts[where]
+        is_known = counts == 1
         where = where[is_known]
-        places = self._places[where]
-        return Origins(flat[is_known], self._leaves[where], places, len(is_known))
+        return Origins(
+            flat[is_known],
+            self._leaves[where],
+            self._places[where],
+            total=len(counts),
+            absent=int((counts == 0).sum()),
+        )
