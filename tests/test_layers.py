@@ -307,7 +307,7 @@ def test_the_pages_on_design_name_files_that_exist():
 #: which they are named, and call the others of their room.
 EXPLAINED = {
     *("errors", "testing", "__main__", "_version"),
-    *("migrations/migration", "porting/drafts/draft", "porting/matching/match"),
+    *("migrations/migration", "porting/drafts/draft"),
 }
 
 
