@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import math
 import operator
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,11 +36,13 @@ from treeadapt.porting.drafts.shapes import AxisOrder, Seen, Sisters, layouts, o
 from treeadapt.porting.drafts.synonyms import Words
 from treeadapt.text.names import listing
 
+_A_NUMBER = re.compile(r"#|[0-9]+")
 _MAX_FAMILIES = 4_000  # of a side
 _MAX_ANCHORS = 2_000  # leaves with equal paths, whose neighbours others may be
 _MAX_RIVALS = 200  # families of one size
 _ALONE = 0.5  # of 2: what a word counts for that is within a longer text
 _UNSHARED = 0.05  # of 1: what a word takes away, so that a longer name is left over
+_IN_PLACE = 0.05  # of 2: what a number counts for that is in one place on both sides
 _LEAST_MARGIN = 0.2  # of 2: how much better a pair is than its rivals
 _LEAST_NAME = 0.2  # of 1: what a pair has in common, to say something of others
 _ROUNDS = 3  # of neighbours that are paired, and pair others
@@ -233,6 +236,7 @@ class _Assignment:
             [one | two for one, two in zip(*sides, strict=True)]
             for sides in zip(alone, meanings, strict=True)
         ]
+        places = _numbers_in_place(texts)
         names = {}
         for i, j in self._orders:
             (new, starts), (others, other_starts) = shorts[0][i], shorts[1][j]
@@ -244,6 +248,7 @@ class _Assignment:
                 same = 2 * weight(both) + _ALONE * weight(more - both)
             # A sum, not a share: a longer name is not less like each of two others.
             names[i, j] = (same - _UNSHARED * (sums[0][i] + sums[1][j])) / mean
+            names[i, j] += _IN_PLACE * len(places[0][i] & places[1][j])
         return names
 
     def _assigned(self) -> dict[int, int]:
@@ -474,6 +479,32 @@ def _proved(rows: Iterable[DraftRow]) -> Iterator[Seen]:
         if order is not None and row.evidence == "values":
             (source, *_), (target, *_) = row.pairs[0]
             yield source, target, [order]
+
+
+def _numbers_in_place(
+    texts: Sequence[Sequence[str]],
+) -> list[list[set[tuple[int, str]]]]:
+    """Return the numbers of paths, each with how many are before it.
+
+    The second of a block is not that of a kernel within the block. Only of places at
+    which both sides have the same numbers.
+    """
+    every = [
+        [
+            {
+                (n, found)
+                for n, found in enumerate(_A_NUMBER.findall(text))
+                if found != "#"
+            }
+            for text in side
+        ]
+        for side in texts
+    ]
+    unions = [set().union(*side) for side in every]
+    odd = {place for place, _ in unions[0] ^ unions[1]}
+    return [
+        [{each for each in own if each[0] not in odd} for own in side] for side in every
+    ]
 
 
 def _nodes(text: str) -> list[str]:
