@@ -65,6 +65,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"layer_norm_eps": 1e-6},
         "the layer_norm_eps of 1e-6 that keras-hub 0.32.0 takes for all",
     ),
+    "qwen3": (
+        {"rms_norm_eps": 1e-5},
+        "the rms_norm_eps of 1e-5 that keras-hub 0.32.0 takes for queries and keys",
+    ),
     "esm": (
         {"token_dropout": False},
         "token_dropout false, because keras-hub 0.32.0 never scales by it",
