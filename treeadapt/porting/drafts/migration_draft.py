@@ -41,7 +41,7 @@ _SHARED = (
 )
 _SEEN = (
     "# No shape says these: they were seen at this size alone, so their rows have a",
-    "# mark. draft.check at another size gives the table without it.",
+    "# mark. A model with others needs them here, or in sizes= of load_migration.",
 )
 _READ = (
     "# No row here gives what the function makes of these. What is computed otherwise",
