@@ -60,7 +60,7 @@ def _about(table: PublishedTable, facts: Mapping[str, Sequence[str]]) -> str:
         texts.append(f"Model types: {', '.join(map(_code, table.model_types))}.")
     if table.answers_apart:
         texts.append(f"Answers are within {table.answers_apart}.")
-    elif table.not_called:
+    else:
         texts.append(f"Answers are not compared: {table.not_called}.")
     return " ".join(texts)
 

@@ -74,7 +74,7 @@ def _compared(table: PublishedTable, digests: Mapping[str, str]) -> str:
 def _answers(table: PublishedTable) -> str:
     """Return how far answers were apart, or why nobody knows."""
     if not table.answers_apart:
-        return f"not compared: {table.not_called or 'nobody has tried'}"
+        return f"not compared: {table.not_called}"
     return (
         "of the library's model, with random weights, and those of PyTorch differ, "
         f"relative to the largest, by at most {table.answers_apart}"
