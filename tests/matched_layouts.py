@@ -227,6 +227,7 @@ def blocks(
     final: bool = True,
     bias: bool = True,
     act: Callable[[Any], Any] = jax.nn.gelu,
+    skips: bool = True,
 ) -> Pair:
     """A decoder with learned positions; the options are those of the old one."""
     width, heads, hidden, layers = 8, 2, 13, 2
@@ -261,12 +262,12 @@ def blocks(
         "blocks/wi": (layers, width, hidden),
         "blocks/wo": (layers, hidden, width),
     }
-    plain = (True, head**-0.5, 0, False, True, jax.nn.gelu)
-    changed = (causal, scale or head**-0.5, offset, post, final, act)
+    plain = (True, head**-0.5, 0, False, True, jax.nn.gelu, True)
+    changed = (causal, scale or head**-0.5, offset, post, final, act, skips)
 
     def run(leaves: Any, every: Any, options: Any) -> Any:
         embed, places, last, out = leaves
-        causal, scale, offset, post, final, act = options
+        causal, scale, offset, post, final, act, skips = options
         count, length = TOKENS.shape
         x = jnp.asarray(embed)[TOKENS] + places[offset : offset + length]
         for one, two, qkv, o, up, down, b in every:
@@ -279,7 +280,7 @@ def blocks(
             x = x + mixed.reshape(count, length, width) @ o.reshape(width, width)
             x = rms_norm(x, one) if post else x
             y = x if post else rms_norm(x, two)
-            x = x + act(y @ up) @ down + b
+            x = x * skips + act(y @ up) @ down + b
             x = rms_norm(x, two) if post else x
         return (rms_norm(x, last) if final else x * last) @ out
 
@@ -313,8 +314,11 @@ def blocks(
     return pair_of("blocks", shapes, target, old, new, run)
 
 
-def convolutions(*, epsilon: float = 1e-5) -> Pair:
-    """Convolutions with batch norm, channels first in the old one."""
+def convolutions(*, epsilon: float = 1e-5, pool: str = "mean") -> Pair:
+    """Convolutions with batch norm, channels first in the old one.
+
+    The options are those of the old one.
+    """
     channels, classes, layers = 6, 7, 2
     x = np.random.default_rng(5).normal(size=(2, 7, 6, 3)).astype("f4")
     norm = ("weight", "bias", "running_mean", "running_var")
@@ -339,7 +343,9 @@ def convolutions(*, epsilon: float = 1e-5) -> Pair:
             f"batch_stats/stage_{n}/var": (channels,),
         }
 
-    def run(stem: Any, stages: Any, head: Any, bias: Any, epsilon: float) -> Any:
+    def run(
+        stem: Any, stages: Any, head: Any, bias: Any, epsilon: float, pool: str
+    ) -> Any:
         def conv(x: Any, kernel: Any) -> Any:
             names = ("NHWC", "HWIO", "NHWC")
             return jax.lax.conv_general_dilated(
@@ -350,7 +356,7 @@ def convolutions(*, epsilon: float = 1e-5) -> Pair:
         for kernel, scale, shift, mean, var in stages:
             z = (conv(y, kernel) - mean) / jnp.sqrt(var + epsilon)
             y = jax.nn.silu(y + z * scale + shift)
-        return y.mean((1, 2)) @ head + bias
+        return getattr(y, pool)((1, 2)) @ head + bias
 
     def old(p: Any) -> Any:
         stages = [
@@ -361,7 +367,7 @@ def convolutions(*, epsilon: float = 1e-5) -> Pair:
             for n in range(layers)
         ]
         stem = p["stem.weight"].transpose(2, 3, 1, 0)
-        return stem, stages, p["fc.weight"].T, p["fc.bias"], epsilon
+        return stem, stages, p["fc.weight"].T, p["fc.bias"], epsilon, pool
 
     def new(p: Any) -> Any:
         params, stats = p["params"], p["batch_stats"]
@@ -371,6 +377,6 @@ def convolutions(*, epsilon: float = 1e-5) -> Pair:
             norms = own["scale"], own["bias"], seen["mean"], seen["var"]
             stages.append((own["conv"], *norms))
         head = params["head"]
-        return params["stem"], stages, head["kernel"], head["bias"], 1e-5
+        return params["stem"], stages, head["kernel"], head["bias"], 1e-5, "mean"
 
     return pair_of("convolutions", shapes, target, old, new, run)

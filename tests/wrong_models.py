@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import multiprocessing
 import re
@@ -56,6 +57,21 @@ class Model:
         changed = {place: rows for each in replaced for place, rows in each.items()}
         rows = [changed.get(place, (row,)) for place, row in enumerate(self.rows)]
         return ta.Migration(dict(itertools.chain(*rows)), sizes=self.sizes)
+
+    @functools.cached_property
+    def reference(self) -> Callable[[Any], Any]:
+        """The answers to arrays of the source, compiled once for all tables."""
+        right = self.table()
+        return jax.jit(lambda leaves: self.apply(nested(right(leaves))))
+
+    @functools.cached_property
+    def compiled(self) -> Callable[[Any, Any], Any]:
+        """The answers to a tree of the new layout in a dtype, compiled once."""
+
+        def apply(params: Any, dtype: Any) -> Any:
+            return self.apply(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
+
+        return jax.jit(apply, static_argnames="dtype")
 
     def source(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Return numbers as training leaves them: no norm of ones, no bias of zeros."""
@@ -862,7 +878,7 @@ def seen(model: Model, mistakes: Iterable[Mistake]) -> Iterator[WrongTable]:
     source, right = model.source(), model.table()
     params = nested(right(source))
     target = jax.eval_shape(lambda: params)
-    apply = jax.jit(model.apply)
+    apply = functools.partial(model.compiled, dtype="float32")
     answers = np.asarray(apply(params))
     for name, rows in mistakes:
         try:
@@ -973,20 +989,15 @@ def search(
     """Search for the wrong rows of one table."""
     source, right = model.source(), model.table()
     target = jax.eval_shape(lambda: nested(right(source)))
-    apply = jax.jit(model.apply)
-
-    def in_dtype(params: Any) -> Any:
-        return apply(jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params))
-
-    def reference(leaves: Any) -> Any:
-        return apply(nested(right(leaves)))
+    apply = functools.partial(model.compiled, dtype="float32")
+    reference = model.reference
 
     start = time.monotonic()
     report = ta.find_wrong_rows(
         table,
         source,
         target,
-        in_dtype,
+        functools.partial(model.compiled, dtype=jnp.dtype(dtype).name),
         reference if by == "function" else reference(source),
         tolerance=tolerance,
         depth=depth,

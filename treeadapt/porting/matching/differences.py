@@ -7,6 +7,7 @@ were measured. A cause is said to be typical, never to be the one.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -28,6 +29,7 @@ _DIVIDES = 1.8  # times the difference, with variances of a quarter
 _ADDED = 0.05  # of a difference may change, and it is the same
 _MOST_OF_EPSILON = 0.1  # of a difference at usual size
 _NONE_WHERE_SMALL = 1e-4
+_MUCH_OF_ALL = 0.1  # of an influence
 _FAR_FEWER = 300  # times less than the whole difference is none
 _EPSILON = (
     "the smaller {}, the more the two differ{}. Typical of an epsilon: compare those "
@@ -185,13 +187,10 @@ def _by_size(seen: Influences, carrier: Carrier) -> str:
 
 def _without_layers(seen: Influences) -> str:
     """Say whether the answers are the same without the arrays of all layers."""
-    units = [
-        tuple(n for n in side.arrays if len(side.spots[n]) > 1)
-        for side in (seen.old, seen.new)
-    ]
+    units = _layers(seen)
     if not all(units):
         return "No leaf that is zero makes them agree: compare step by step"
-    names = listing(sorted(units[0]), limit=3, write=str)
+    names = listing(units[0], limit=3, write=str)
     left = seen.apart(*units)
     if left <= seen.same:
         return (
@@ -199,12 +198,98 @@ def _without_layers(seen: Influences) -> str:
             "layer, the order of norms and sums, the activation, what a router makes "
             "of its scores, and factors of what is added"
         )
+    text = f"They differ by {left:.2g} once {names} are all zero, too"
+    cause = _past_layers(seen, units)
+    if cause:
+        return f"{text}. {cause}"
     return (
-        f"They differ by {left:.2g} once {names} are all zero, too: compare the "
+        f"{text}: compare the "
         "norms (before or after what they belong to, the last one), the activation, "
         "residuals, pooling, what gates apply to, a cap of the answers, and factors of "
         "the embedding or of the answers"
     )
+
+
+def _layers(seen: Influences) -> tuple[Unit, Unit]:
+    """Return the arrays of layers on both sides; none if they are not as many."""
+    sides = seen.old, seen.new
+    each = [[n for n in sorted(s.arrays) if len(s.spots[n]) > 1] for s in sides]
+    # A number in two names, as of an embedding and a head, does not make layers.
+    shared = set.intersection(
+        *({s.group[n] for n in names} for s, names in zip(sides, each, strict=True))
+    )
+    old, new = (
+        tuple(n for n in names if s.group[n] in shared)
+        for s, names in zip(sides, each, strict=True)
+    )
+    counts = [
+        Counter(s.group[n] for n in names for _ in s.spots[n])
+        for s, names in zip(sides, (old, new), strict=True)
+    ]
+    return (old, new) if counts[0] == counts[1] else ((), ())
+
+
+def _past_layers(seen: Influences, layers: tuple[Unit, Unit]) -> str:
+    """Say what is typical of models that differ without their layers, too."""
+    read = seen.read(layers)
+    if read is None:
+        return ""
+    lacking = _residual(seen, read, layers)
+    if lacking:
+        return lacking
+    for old, new in itertools.product(*read):
+        if seen.are_like((old,), (new,)) and _is_pooled(seen, old, new, layers):
+            return (
+                f"They agree once {old} is zero, too, where all places have the same "
+                "numbers: compare how places are put together, as in pooling (their "
+                "mean, the largest, the last one), and padding"
+            )
+    return ""
+
+
+def _residual(
+    seen: Influences, read: tuple[Unit, Unit], layers: tuple[Unit, Unit]
+) -> str:
+    """Say that past the layers one model alone depends on some arrays."""
+    sides = (
+        (seen.old, read[0], layers[0], "old"),
+        (seen.new, read[1], layers[1], "new"),
+    )
+    for one, two in itertools.permutations(sides):
+        (own, more, _, name), (other, fewer, zero, lacking) = one, two
+        counts = Counter(own.group[n] for n in more)
+        counts.subtract(other.group[n] for n in fewer)
+        groups = {group for group, count in counts.items() if count > 0}
+        left = sorted(other.arrays - {*fewer, *zero})
+        gone = [n for n in left if other.group[n] in groups]
+        is_single = all(
+            len(s.spots[n]) == 1
+            for s in (own, other)
+            for n in s.arrays
+            if s.group[n] in groups
+        )
+        if gone and is_single and not any(count < 0 for count in counts.values()):
+            return (
+                f"Then {listing(gone, limit=3, write=str)} decides no answer of the "
+                f"{lacking} model, and what is like it those of the {name} one: "
+                f"typical of a residual that the {lacking} model lacks"
+            )
+    return ""
+
+
+def _is_pooled(seen: Influences, old: str, new: str, layers: tuple[Unit, Unit]) -> bool:
+    """Return whether models agree where all places have the same numbers.
+
+    Near those numbers they differ all the same, so it is nothing that is done to each
+    place alone, as an activation or a norm.
+    """
+    zero = (*layers[0], old), (*layers[1], new)
+    if seen.apart(*zero) > seen.same:
+        return False
+    read = seen.read(zero)
+    share = seen.share((old,), (new,), layers)
+    is_other = share.apart > _MUCH_OF_ALL and not share.is_factor
+    return is_other and read is not None and all(read)
 
 
 def _first_entries(seen: Influences) -> str:

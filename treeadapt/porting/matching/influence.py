@@ -38,10 +38,12 @@ LEAST = 3e-6
 _SAME = 1e-4  # a difference with which answers are the same, if others are far larger
 _FEWER = 20  # times less than the whole difference is none
 _FIRST_ORDER = 2.0**-10  # of a leaf's size, where its influence is nearly linear
-_SMALLER = 1 / 16  # of all numbers
+# All numbers, or arrays alone: small scores may be less than what answers round by.
+_SMALLER = ({"arrays": 1 / 16, "vectors": 1 / 16}, {"arrays": 1 / 4})
 _LESS = 5  # times less than at usual size is none
 _LEAST_FACTOR = 0.01  # that differs from 1
 _MOST_CARRIERS = 8
+_AS_MUCH = 50  # times a difference may a change of a factor make
 
 #: Names of leaves that are set to zero together.
 Unit = tuple[str, ...]
@@ -109,14 +111,19 @@ class BlindSide:
         unit: Sequence[str] = (),
         factor: float = 0.0,
         *,
+        zero: Sequence[str] = (),
         arrays: float = 1.0,
         vectors: float = 1.0,
     ) -> list[np.ndarray]:
-        """Return the answers with some leaves times a factor, or all of a kind."""
-        changed = {spot for name in unit for spot in self.spots[name]}
+        """Return the answers with some leaves times a factor, or all of a kind.
+
+        Those of ``zero`` are zero as well.
+        """
+        factors = {spot: factor for name in unit for spot in self.spots[name]}
+        factors |= {spot: 0.0 for name in zero for spot in self.spots[name]}
         numbers = {
             spot: values
-            * (factor if spot in changed else 1.0)
+            * factors.get(spot, 1.0)
             * (arrays if len(spot.shape) > 1 else vectors)
             for spot, values in self._numbers.items()
         }
@@ -221,29 +228,59 @@ class Influences:
         ones, twos = (sorted(side.group[n] for n in unit) for side, unit in sides)
         return ones == twos
 
+    def read(self, zero: tuple[Unit, Unit] = ((), ())) -> tuple[Unit, Unit] | None:
+        """Return the arrays of both sides that influence answers once some are zero.
+
+        None if answers are not finite then.
+        """
+        every = []
+        for side, names in zip((self.old, self.new), zero, strict=True):
+            without = side.answers(names)
+            if not all(np.isfinite(array).all() for array in without):
+                return None
+            left = sorted(side.arrays - {*names})
+            changes = (apart(side.answers((n,), zero=names), without) for n in left)
+            pairs = zip(left, changes, strict=True)
+            every.append(tuple(name for name, change in pairs if change > LEAST))
+        return every[0], every[1]
+
     def factors(self) -> list[tuple[list[str], float]]:
         """Return paths of the target, and the factor that they lack, if that is all.
 
         A factor of scores belongs to neither of the two leaves that make them. One that
         a norm cancels where the leaf is small is not measured: it is NaN.
         """
+        factors = {pair: self._factor(*pair) for pair in self._alike}
+        if not any(factors.values()):
+            return []
         carriers = self.carriers(most_lost=1.0)
-        measured: list[tuple[Unit, float]] = []
-        cancelled: list[tuple[Unit, float]] = []
-        for carrier in carriers:
-            if self.partner(carrier, carriers) is None:
-                share = self.share(carrier.old, carrier.new)
-                if share.apart > _LEAST_FACTOR and share.rest <= share.apart / 2:
-                    measured.append((carrier.new, share.factor))
-                elif share.apart <= _LEAST_FACTOR and {*carrier.new} & self.new.arrays:
-                    cancelled.append((carrier.new, math.nan))
+        lacking = [
+            (carrier.new, factor)
+            for carrier in carriers
+            if (factor := factors[carrier.old, carrier.new])
+            and self.partner(carrier, carriers) is None
+        ]
+        lacking.sort(key=lambda pair: math.isnan(pair[1]))
         return [
             ([s.path for n in unit for s in self.new.spots[n]], factor)
-            for unit, factor in [*measured, *cancelled]
+            for unit, factor in lacking
         ]
 
-    def carriers(self, most_lost: float = 0.5) -> list[Carrier]:
-        """Return leaves without which both models answer alike, with least loss."""
+    def _factor(self, old: Unit, new: Unit) -> float:
+        """Return the factor that a leaf may lack: 0 if none, NaN if it is cancelled."""
+        share = self.share(old, new)
+        if share.apart > _LEAST_FACTOR:
+            is_factor = share.rest <= share.apart / 2 < math.inf
+            return share.factor if is_factor else 0.0
+        if not {*new} & self.new.arrays:
+            return 0.0
+        # Another factor would change the answers by as much as the two are apart.
+        twice = apart(self.new.answers(new, 2.0), self.answers[1])
+        return math.nan if twice <= _AS_MUCH * self.whole else 0.0
+
+    @functools.cached_property
+    def _alike(self) -> list[tuple[Unit, Unit]]:
+        """The leaves of both sides without which both models answer alike."""
         olds = {unit: self.old.answers(unit) for unit in self.old.units()}
         news = {unit: self.new.answers(unit) for unit in self.new.units()}
         alike: dict[Unit, Unit] = {}
@@ -251,10 +288,11 @@ class Influences:
             is_new = old not in alike and self.are_like(old, new)
             if is_new and apart(ours, theirs) <= self.same:
                 alike[old] = new
-        carriers = [
-            Carrier(old, new, self.lost(old))
-            for old, new in itertools.islice(alike.items(), _MOST_CARRIERS)
-        ]
+        return [*itertools.islice(alike.items(), _MOST_CARRIERS)]
+
+    def carriers(self, most_lost: float = 0.5) -> list[Carrier]:
+        """Return leaves without which both models answer alike, with least loss."""
+        carriers = [Carrier(old, new, self.lost(old)) for old, new in self._alike]
         most = most_lost * len(self.alive)
         few = (carrier for carrier in carriers if len(carrier.lost) <= most)
         return sorted(few, key=lambda c: (len(c.lost), len(c.old)))
@@ -299,18 +337,31 @@ class Influences:
                     return (*one, *two)
         return ()
 
-    def share(self, old: Unit, new: Unit) -> Influence:
-        """Compare the influences of a leaf of both sides where it is small."""
-        return self._influence(old, new, factor=_FIRST_ORDER)
+    def share(
+        self, old: Unit, new: Unit, zero: tuple[Unit, Unit] = ((), ())
+    ) -> Influence:
+        """Compare the influences of a leaf of both sides where it is small.
+
+        Those of ``zero`` are zero as well.
+        """
+        return self._influence(old, new, factor=_FIRST_ORDER, zero=zero)
 
     def _influence(
-        self, old: Unit, new: Unit, *, factor: float = 1.0, **options: float
+        self,
+        old: Unit,
+        new: Unit,
+        *,
+        factor: float = 1.0,
+        zero: tuple[Unit, Unit] = ((), ()),
+        **options: float,
     ) -> Influence:
         """Compare how the answers of both sides change with a leaf."""
         theirs, ours = (
-            flat_of(side.answers(unit, factor, **options))
-            - flat_of(side.answers(unit, 0.0, **options))
-            for side, unit in ((self.old, old), (self.new, new))
+            flat_of(side.answers(unit, factor, zero=names, **options))
+            - flat_of(side.answers(unit, 0.0, zero=names, **options))
+            for side, unit, names in zip(
+                (self.old, self.new), (old, new), zero, strict=True
+            )
         )
         square = float(ours @ ours)
         ratio = float(theirs @ ours) / square if square else math.nan
@@ -321,8 +372,9 @@ class Influences:
 
     def agree_small(self, carrier: Carrier) -> bool:
         """Return whether a leaf has the same influence where all numbers are small."""
-        small, whole = (
-            self._influence(carrier.old, carrier.new, arrays=size, vectors=size)
-            for size in (_SMALLER, 1.0)
+        unit = carrier.old, carrier.new
+        whole = self._influence(*unit)
+        return any(
+            _LESS * self._influence(*unit, **sizes).apart <= whole.apart
+            for sizes in _SMALLER
         )
-        return _LESS * small.apart <= whole.apart
