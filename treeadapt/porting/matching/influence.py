@@ -110,8 +110,9 @@ class BlindSide:
         self,
         unit: Sequence[str] = (),
         factor: float = 0.0,
-        *,
         zero: Sequence[str] = (),
+        /,
+        *,
         arrays: float = 1.0,
         vectors: float = 1.0,
     ) -> list[np.ndarray]:
@@ -239,7 +240,7 @@ class Influences:
             if not all(np.isfinite(array).all() for array in without):
                 return None
             left = sorted(side.arrays - {*names})
-            changes = (apart(side.answers((n,), zero=names), without) for n in left)
+            changes = (apart(side.answers((n,), 0.0, names), without) for n in left)
             pairs = zip(left, changes, strict=True)
             every.append(tuple(name for name, change in pairs if change > LEAST))
         return every[0], every[1]
@@ -344,21 +345,22 @@ class Influences:
 
         Those of ``zero`` are zero as well.
         """
-        return self._influence(old, new, factor=_FIRST_ORDER, zero=zero)
+        return self._influence(old, new, zero, factor=_FIRST_ORDER)
 
     def _influence(
         self,
         old: Unit,
         new: Unit,
+        zero: tuple[Unit, Unit] = ((), ()),
+        /,
         *,
         factor: float = 1.0,
-        zero: tuple[Unit, Unit] = ((), ()),
         **options: float,
     ) -> Influence:
         """Compare how the answers of both sides change with a leaf."""
         theirs, ours = (
-            flat_of(side.answers(unit, factor, zero=names, **options))
-            - flat_of(side.answers(unit, 0.0, zero=names, **options))
+            flat_of(side.answers(unit, factor, names, **options))
+            - flat_of(side.answers(unit, 0.0, names, **options))
             for side, unit, names in zip(
                 (self.old, self.new), (old, new), zero, strict=True
             )
