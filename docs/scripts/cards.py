@@ -23,8 +23,7 @@ Sizes that `config.json` states, and how many layers and experts it says that th
 are compared with the arrays. Names are in their first spelling. A leaf that no row of a
 table takes is an error, never left out. Where it is said how far answers are apart, the
 library's model was called next to that of PyTorch, with random weights: the largest
-difference, relative to the largest number in the answers. Where nothing is said of it,
-nobody has tried.
+difference, relative to the largest number in the answers.
 """
 _OF_ONE = ("about", "answers", "model types")  # said with each table
 
