@@ -63,10 +63,7 @@ def target_view(target: Any) -> TreeView:
             arrays.
     """
     if isinstance(target, str | bytes | os.PathLike):
-        cure = (
-            "Pass the model that the leaves go into, or its shapes, as jax.eval_shape("
-        )
-        cure += "init) gives them."
+        cure = "Pass the model that leaves go into, or what jax.eval_shape(init) gives."
         if isinstance(target, str | os.PathLike) and os.path.exists(target):
             name = listing([os.fspath(target)])
             cure += f" Names and shapes of a checkpoint are ta.read_metadata({name})."

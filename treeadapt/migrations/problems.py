@@ -278,15 +278,16 @@ def turned_rows(unused: Sequence[Row], paths: Sequence[str]) -> Iterator[str]:
     """
     some = unused[:SHOWN]
     names = [*itertools.islice(paths, _COMPARED)]
-    ways = [[each.path for each in row.targets] for row in some]
-    if some and all(
-        paths and all(_names_any(x, names) for x in paths) for paths in ways
-    ):
+    if some and all(_is_turned(row, names) for row in some):
         texts = (f"{row.targets[0].text!r:.200}" for row in some)
         yield (
             "The source has the names of the other side of these rows. If they are the "
             f"wrong way round, write {listing(texts, limit=3, write=str)} first."
         )
+
+
+def _is_turned(row: Row, names: Sequence[str]) -> bool:
+    return bool(row.targets) and all(_names_any(to.path, names) for to in row.targets)
 
 
 def _names_any(path: Template, names: Iterable[str]) -> bool:
