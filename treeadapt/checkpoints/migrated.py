@@ -120,15 +120,14 @@ class Source:
         return [*lines.values()]
 
     def exchanged(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """Write each row that, with two axes exchanged, makes leaves of some shapes."""
+        """Write how an exchange of two axes of a row gives leaves of some shapes."""
         groups = self.groups or {}
-        rows = (
-            groups[path].with_axes_exchanged(path, shape)
+        advice = (
+            groups[path].exchange_advice(path, shape)
             for path, shape in shapes.items()
             if path in groups
         )
-        written = filter(None, dict.fromkeys(rows))
-        return [f"With two axes exchanged it fits: {row}" for row in written]
+        return [f"{x[0].upper()}{x[1:]}" for x in filter(None, dict.fromkeys(advice))]
 
 
 def source_of(

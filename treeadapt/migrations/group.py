@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from treeadapt.migrations.axes import REST
+from treeadapt.migrations.axes import REST, Axis
 from treeadapt.migrations.move import Move
 from treeadapt.migrations.rows import SPLIT, Row
 from treeadapt.migrations.templates import Captures
@@ -66,24 +66,25 @@ class Group:
         pairs = zip(self.targets, self.target_specs, strict=True)
         return {path: spec for paths, spec in pairs for path in paths}
 
-    def with_axes_exchanged(self, path: str, shape: tuple[int, ...]) -> str:
-        """Write the row with the two axes of one target exchanged that give a shape.
+    def exchange_advice(self, path: str, shape: tuple[int, ...]) -> str:
+        """Write how an exchange of two axes of one target would give a shape.
 
         Args:
             path: of a leaf that the group makes.
             shape: that it should have.
 
         Returns:
-            The row, as in a table; empty if no two axes, or several, would do.
+            The row with them exchanged, as in a table. Parts of one axis, or numbers of
+            one capture, are not exchanged: that would mix them, and what differs is
+            rather how many there are. Empty if no two axes, or several, would do.
         """
         made = shape_of(self.specs[path])
-        places = range(len(made))
-        orders = [
-            [{one: two, two: one}.get(place, place) for place in places]
-            for one, two in itertools.combinations(places, 2)
+        exchanges = [
+            (one, two)
+            for one, two in itertools.combinations(range(len(made)), 2)
+            if shape == _exchanged(made, one, two)
         ]
-        fitting = [o for o in orders if shape == tuple(made[place] for place in o)]
-        if len(fitting) != 1:
+        if len(exchanges) != 1:
             return ""
         number = next(n for n, paths in enumerate(self.targets) if path in paths)
         targets = [each.text for each in self.row.targets]
@@ -97,9 +98,39 @@ class Group:
             sources = [f"{sources[0]}{SPLIT}{' '.join(axes)}"]
         if len(axes) != len(made) or REST in axes:
             return ""
-        turned = " ".join(axes[place] for place in fitting[0])
+        one, two = (axes[place] for place in exchanges[0])
+        pair = [address.axes[n] for n in exchanges[0] if address.has_axes]
+        if pair and (what := self._divides_into(*pair)):
+            sizes = (f"{axes[place]} = {made[place]}" for place in exchanges[0])
+            other = (f"{axes[place]} = {shape[place]}" for place in exchanges[0])
+            return (
+                f"{one} and {two} are parts of one {what} of the source, with "
+                f"{', '.join(sizes)}, and the target would have {', '.join(other)}. "
+                "See which the configuration of the model says: correct the model, or "
+                "the sizes of the table ([sizes], [config], sizes=). Only if the "
+                f"target has {two} before {one} on purpose, write so in the row"
+            )
+        turned = " ".join(_exchanged(axes, *exchanges[0]))
         targets[number] = f"{address.path.text}{SPLIT}{turned}"
-        return f"{listing(sources, limit=99)}: {listing(targets, limit=99)}"
+        row = f"{listing(sources, limit=99)}: {listing(targets, limit=99)}"
+        return f"with two axes exchanged it fits: {row}"
+
+    def _divides_into(self, one: Axis, two: Axis) -> str:
+        """Return which of a source has parts on two axes; empty if none has."""
+        first, second = ({*itertools.chain(*axis.parts)} for axis in (one, two))
+        for address in self.row.sources:
+            products = [("axis", part) for axis in address.axes for part in axis.parts]
+            products += [("number", each.names) for each in address.path.captures]
+            for what, names in products:
+                if first.intersection(names) and second.intersection(names):
+                    return what
+        return ""
+
+
+def _exchanged(values: Sequence[Any], one: int, two: int) -> tuple[Any, ...]:
+    """Return values, two of which have changed places."""
+    places = {one: two, two: one}
+    return tuple(values[places.get(place, place)] for place in range(len(values)))
 
 
 def shape_of(spec: Any) -> tuple[int, ...]:

@@ -57,10 +57,9 @@ def plan_groups(
         paths of leaves that are dropped.
     """
     by_row, unmatched = assign(rows, [*source], problems)
+    assigned = [*zip(rows, by_row, strict=True)]
     unused = [
-        row
-        for row, matches in zip(rows, by_row, strict=True)
-        if not (matches or _may_be_idle(row, source))
+        row for row, matches in assigned if not (matches or _may_be_idle(row, source))
     ]
     has_room = has_place or (None if target is None else has_place_in(target))
     by_row = spell(rows, by_row, has_room, problems)
@@ -73,7 +72,12 @@ def plan_groups(
         problems.advice += advice(rows, unmatched)
     else:
         problems.advice += turned_rows(unused, [*source])
-    texts = near_paths(unused, [*source], static)
+    taken = [
+        (row, [each.path for each in matches])
+        for row, matches in assigned
+        if matches and not _may_be_idle(row, source)
+    ]
+    texts = near_paths(unused, [*source], static, taken)
     for row, text in zip(unused, texts, strict=True):
         problems.add("unused", text, row)
     problems.advice += colon_advice(unused)
@@ -281,8 +285,8 @@ def compare_target(
             spec_text = describe(spec)
             text = f"{describe(like)}, the row {listing([row.text])} makes {spec_text}"
             same = is_array(spec) and is_array(like) and spec.shape == shape_of(like)
-            if turned := group.with_axes_exchanged(path, shape_of(like)):
-                text += f"; with two axes exchanged it fits: {turned}"
+            if advice := group.exchange_advice(path, shape_of(like)):
+                text += f"; {advice}"
             kind = "retyped" if same else "misfit"
             problems.add(kind, f"{listing([path])}: {text}", row, leaves=[path])
 

@@ -345,16 +345,28 @@ def with_nearest(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
 
 
 def near_paths(
-    unused: Sequence[Row], paths: Sequence[str], static: Sequence[str]
+    unused: Sequence[Row],
+    paths: Sequence[str],
+    static: Sequence[str],
+    taken: Sequence[tuple[Row, Sequence[str]]],
 ) -> Iterator[str]:
-    """Write rows that match no leaf, with the nearest leaves."""
+    """Write rows that match no leaf, with the nearest leaves.
+
+    Args:
+        unused: these rows.
+        paths: of the source.
+        static: of what is not an array in it.
+        taken: rows that must take leaves and do, with the paths of these.
+    """
     speller = Speller()
     for row in unused[:SHOWN]:
         named, left_out = (
             [*itertools.islice(filter(row.takes, some), 3)] for some in (paths, static)
         )
         if named:
-            hint = f" (earlier rows take {listing(named, limit=2)}; move it up)"
+            rivals = (it for it, own in taken if all(map(row.takes, own)))
+            cure = _cure_of_late(next(rivals, None))
+            hint = f" (earlier rows take {listing(named, limit=2)}; {cure})"
         elif left_out:
             hint = f" ({listing(left_out, limit=2)}: not an array, and needs no row)"
         else:
@@ -364,3 +376,18 @@ def near_paths(
                 hint = nearest(speller, _CAPTURES.sub("", text), paths, "leaf is")
         yield listing([row.text]) + hint
     yield from (listing([row.text]) for row in unused[SHOWN:])
+
+
+def _cure_of_late(rival: Row | None) -> str:
+    """Write what to do about a row that gets nothing.
+
+    Args:
+        rival: an earlier row that would get nothing if the row were before it.
+    """
+    if rival is None:
+        return "move it up"
+    note = worded("{'optional': True} next to its target", "optional = true")
+    return (
+        f"{listing([rival.text])} takes no others: keep one of the two rows, or write "
+        f"first the one that is meant, and the other with {note}"
+    )
