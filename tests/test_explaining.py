@@ -132,7 +132,8 @@ def test_a_search_that_fails_is_a_warning(guarded, monkeypatch):
         assert labels == {"net": {"kernel": 1, "bias": 2}}
     with monkeypatch.context() as patch:
         patch.setattr(unlifted_masks, "_everything", fail)
-        patch.setattr(adapt, "refuse_text_masks", lambda _: None)
+        patch.setattr(adapt, "refuse_text_masks", lambda *_: None)
+        patch.setattr(adapt, "refuse_labels_as_mask", lambda *_: None)
         with pytest.warns(ta.TreeAdaptWarning, match=text):
             ta.adapt(optax.sgd(0.1)).init(tree)
 

@@ -45,6 +45,7 @@ from treeadapt.transforms.state_map import fast_params, is_placeholder, owners
 from treeadapt.transforms.unlifted_masks import (
     names_of_asked,
     patterns_held,
+    refuse_labels_as_mask,
     refuse_text_masks,
     unlifted_trees,
     warn_of_unlifted,
@@ -250,6 +251,7 @@ def run_flat(
                 moved = first if moving is None else moving(whole, first)
                 _warn_of_collections(view, moved, parts)
         if not is_part:
+            refuse_labels_as_mask(parts, view, fast_params(flat))
             with explaining():
                 warn_of_unlifted(parts, view, fast_params(flat), stacklevel=2)
             state = _donatable(state, jax.tree.leaves(flat))

@@ -21,7 +21,14 @@ import operator
 import re
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import jax
@@ -29,6 +36,7 @@ import numpy as np
 import optax
 
 from treeadapt.errors import TransformError, TreeAdaptError, UnliftedMaskWarning
+from treeadapt.selection.rules import BoundRules, Rules
 from treeadapt.selection.whole_tree import Question
 from treeadapt.text.names import listing, shorten
 from treeadapt.transforms.as_tree import OnTree
@@ -86,19 +94,17 @@ def warn_of_unlifted(
 
 
 def refuse_text_masks(tx: Any) -> None:
-    """Raise if a function of Optax holds a text as its mask, which is true everywhere.
+    """Raise if Optax holds texts as its mask, which are true everywhere.
 
     Raises:
-        TransformError: it names the text, and the selector that it may have meant.
+        TransformError: it names the selector that it may have meant.
     """
-    for _, thing in _everything(tx):
-        if isinstance(thing, types.FunctionType) and _is_of_library(thing):
-            for name, value in _held(thing):
-                refuse_text_mask(name, value)
+    for name, value in _held_by_optax(tx):
+        refuse_text_mask(name, value)
 
 
 def refuse_text_mask(name: str, value: Any) -> None:
-    """Raise if an argument is called a mask and is a text, or a list of texts.
+    """Raise if an argument is called a mask and has texts or patterns in it.
 
     Raises:
         TransformError: it names the selector that it may have meant.
@@ -106,15 +112,76 @@ def refuse_text_mask(name: str, value: Any) -> None:
     Example:
         >>> refuse_text_mask("mask", {"kernel": True})
     """
+    if not _MASK.search(name):
+        return
+    if isinstance(value, Rules | BoundRules):
+        rules = value.rules if isinstance(value, BoundRules) else value
+        _refuse_labels(name, [*rules.values, rules.default])
+    if type(value) is dict:
+        _refuse_labels(name, jax.tree.leaves(value))
+        if patterns := [key for key in value if isinstance(key, str) and "*" in key]:
+            raise TransformError(
+                f"{name}= has the patterns {listing(patterns, limit=4)} as keys, and "
+                f"Optax reads no patterns. Write {name}=treeadapt.Rules({{...}}), of "
+                "the same dict."
+            )
     texts = [value] if isinstance(value, str) else value
-    if not (_MASK.search(name) and isinstance(texts, list | tuple) and texts):
+    if not (isinstance(texts, list | tuple) and texts):
         return
     if all(isinstance(text, str) for text in texts):
-        selector = " | ".join(f"treeadapt.glob({text!r})" for text in texts[:4])
         raise TransformError(
             f"{name}={value!r:.100} is not a mask: Optax reads no patterns and takes a "
-            f"text for True, for every leaf. Write {name}={selector}."
+            f"text for True, for every leaf. Write {name}={_selector_of(texts)}."
         )
+
+
+def _selector_of(texts: Sequence[str]) -> str:
+    """Write a list of patterns as a selector.
+
+    Example:
+        >>> _selector_of(["a", "b", "!c"])
+        "(treeadapt.glob('a') | treeadapt.glob('b')) & ~treeadapt.glob('c')"
+    """
+    chosen = [f"treeadapt.glob({text!r})" for text in texts if text[:1] != "!"]
+    gone = [f"~treeadapt.glob({text[1:]!r})" for text in texts if text[:1] == "!"]
+    either = " | ".join(chosen)
+    whole = f"({either})" if gone and len(chosen) > 1 else either
+    return " & ".join(filter(None, [whole, *gone]))
+
+
+def refuse_labels_as_mask(tx: Any, whole: TreeView, flat: FlatDict) -> None:
+    """Raise if a function that Optax holds as its mask gives labels.
+
+    Args:
+        tx: transformation that was shown ``flat``.
+        whole: the caller's tree.
+        flat: what is shown of it.
+
+    Raises:
+        TransformError: it names the selector that it may have meant.
+    """
+    for name, mask in _held_by_optax(tx):
+        is_asked = isinstance(mask, Lifted) or not isinstance(mask, Question)
+        if _MASK.search(name) and is_asked and is_function(mask):
+            _refuse_labels(name, _ask(mask, whole, flat).values())
+
+
+def _refuse_labels(name: str, answers: Iterable[Any]) -> None:
+    labels = [*dict.fromkeys(each for each in answers if isinstance(each, str))]
+    if labels:
+        raise TransformError(
+            f"{name}= gives the texts {listing(labels, limit=4)}, not True and False: "
+            "Optax takes a text for True, for every leaf. For the leaves of one label "
+            f"write {name}=rules.where(label), with rules = treeadapt.Rules(...); "
+            f"for a pattern, {name}=treeadapt.glob(pattern)."
+        )
+
+
+def _held_by_optax(tx: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what functions of Optax hold, by name."""
+    for _, thing in _everything(tx):
+        if isinstance(thing, types.FunctionType) and _is_of_library(thing):
+            yield from _held(thing)
 
 
 def names_of_asked(tx: Any, codes: Collection[types.CodeType]) -> Iterator[str]:
