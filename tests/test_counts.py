@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -271,3 +272,45 @@ sizes = { k = 2 }
     assert own(tmp_path, text)(two)["k"].shape == (2, 4, 5)
     # Names that are not in [config] are those of their rows.
     assert own(tmp_path, "version = 1\n" + rows)(two)["k"].shape == (2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "counts", "said"),
+    [
+        ('d = "head_dim"', "n_layers", ["has no 'n_layers', which [counts] has for"]),
+        ('d = "head_dimm"', "n_layer", ["has no 'head_dimm', which [config] has for"]),
+        ('d = "nothing_like_it"', "n_layer", []),
+        ('d = ["head_dimm", "head_dim"]', ["layers", "n_layer"], []),
+        ('d = "head_dim"', "text.n_layer", ["[counts] has for 'h.{l}.*', so that is"]),
+        ('d = "text.head_din"', "n_layer", []),
+    ],
+)
+def test_a_key_that_the_configuration_lacks_is_said(tmp_path, config, counts, said):
+    weights = {f"h.{n}.w": np.ones((6, 2), "float32") for n in range(2)}
+    stated = {
+        "n_layer": 2,
+        "head_dim": 3,
+        "vision": {"head_dim": 9},
+        "text": {"heads": 1},
+    }
+    folder = published(tmp_path, weights, stated)
+    (tmp_path / "own.toml").write_text(
+        f'version = 1\n[[rows]]\nfrom = "h.{{l}}.w : (h d) o"\nto = "w : l h d o"\n'
+        f'[config]\n{config}\n[counts]\n"h.{{l}}.*" = {json.dumps(counts)}\n'
+    )
+    target = {"w": np.zeros((2, 2, 3, 2), "float32")}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ta.load(folder, target, migration=tmp_path / "own.toml")
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == len(said)
+    for text, part in zip(texts, said, strict=True):
+        assert part in text
+        near = "head_dim" if "[config]" in text else "n_layer"
+        assert text.endswith(f"Did you mean {near!r}?") != ("text." in text)
+    ta.save(tmp_path / "target.safetensors", target)
+    result = invoke(
+        *("convert", folder, tmp_path / "new", "--migration", tmp_path / "own.toml"),
+        *("--target", tmp_path / "target.safetensors"),
+    )
+    assert result.output.count("warning: ") == len(said), result.output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import filecmp
+import itertools
 import json
 import os
 import re
@@ -575,6 +576,7 @@ def _print_migration(file: str | None, table: Migration, plan: MigrationPlan) ->
         click.echo(f"{file!r} fits.")
     if table.origin:
         click.echo(printable(f"The rows are {table.origin}."))
-    for text in (unchecked_text(plan.rows), *selected_lines(plan)):
+    unstated = itertools.chain(*(each.unstated for each in table.tables))
+    for text in (unchecked_text(plan.rows), *unstated, *selected_lines(plan)):
         if text:
             options.show_warning(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treeadapt.errors import MigrationError
@@ -24,6 +24,7 @@ from treeadapt.migrations.migration import Migration, require_mapping
 from treeadapt.migrations.rows import parse_rows
 from treeadapt.migrations.tables.published import (
     Config,
+    absent_keys,
     find,
     is_name,
     not_a_table,
@@ -152,9 +153,42 @@ def _read(
         {} if config is None else stated_sizes(counts, config, measures_lists=True)
     )
     migration.counts = tuple(Count.of(*each, counted) for each in counts.items())
+    if config is not None:
+        unknown = {n: key for n, key in keys.items() if n not in {**stated, **sizes}}
+        uncounted = {path: key for path, key in counts.items() if path not in counted}
+        migration.unstated = tuple(
+            _unstated(unknown, uncounted, config, is_own=not name)
+        )
     migration.shared_sizes, migration.omitted = frozenset(keys), tuple(omitted)
     migration.origin = ", with ".join(filter(None, (of_name, ", ".join(texts))))
     return migration
+
+
+def _unstated(
+    sizes: Mapping[str, str | list[str]],
+    counts: Mapping[str, str | list[str]],
+    config: Config,
+    *,
+    is_own: bool,
+) -> Iterator[str]:
+    """Yield what is not compared with a configuration, because it lacks a key.
+
+    Configurations leave sizes to defaults of their model, and the keys of published
+    tables are those of real ones: of these it is said only if a key is near.
+
+    Args:
+        sizes: of ``[config]``: keys by name, of which nothing is stated.
+        counts: the same of ``[counts]``, by path.
+        config: the configuration.
+        is_own: whether the table is not a published one.
+    """
+    absent = {("[counts]", n): it for n, it in absent_keys(counts, config).items()}
+    absent |= {("[config]", n): it for n, it in absent_keys(sizes, config).items()}
+    for (section, name), (text, near) in absent.items():
+        if near or (is_own and section == "[counts]"):
+            hint = f" Did you mean {near!r}?" * bool(near)
+            of_what = f"which {section} has for {name!r:.200}"
+            yield f"{text}, {of_what}, so that is not compared.{hint}"
 
 
 def _with_own(

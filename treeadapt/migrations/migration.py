@@ -92,6 +92,7 @@ class Migration:
     published: str = ""  # the name of a published table, if it is one
     bases: tuple[BaseTable, ...] = ()
     counts: tuple[Count, ...] = ()
+    unstated: tuple[str, ...] = ()  # what a configuration at hand should state
     shared_sizes: frozenset[str] = frozenset()
     omitted: tuple[int, ...] = ()  # rows of its file that a configuration leaves out
 
@@ -408,6 +409,7 @@ class Migration:
         inverse._rows = tuple(row for _, row in read_backwards(self._rows, self._added))
         inverse._sizes, inverse.origin = dict(self._sizes), self.origin
         inverse.bases, inverse.shared_sizes = self.bases, self.shared_sizes
+        inverse.unstated = self.unstated
         return inverse
 
     def to_toml(self) -> str:

@@ -16,6 +16,7 @@ import itertools
 import math
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -30,6 +31,9 @@ CONFIG = "config.json"
 
 #: A folder with a ``config.json``, that file, or what it holds.
 Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+
+_ALIKE = 0.8  # num_key_value_heads is not a typo of num_attention_heads (0.63)
+_SIGNS = re.compile(r" [+/] ")
 
 _TABLE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
 _CONFIG = DataFile("configuration", MigrationError, "{}", '"model_type": "llama"')
@@ -271,6 +275,43 @@ def stated_sizes(
             sizes[name] = size, key
             break
     return sizes
+
+
+def absent_keys(
+    keys_by_name: Mapping[str, str | list[str]], config: Config
+) -> dict[str, tuple[str, str]]:
+    """Return, of names of which a configuration states nothing, which keys it lacks.
+
+    Args:
+        keys_by_name: as for ``stated_sizes``.
+        config: the configuration.
+
+    Returns:
+        By name, a text that says so, and the nearest key that is there; empty if none
+        is near.
+
+    Raises:
+        MigrationError: it cannot be read.
+    """
+    where, fields = _read(config) if keys_by_name else ("", {})
+    absent: dict[str, tuple[str, str]] = {}
+    for name, keys in keys_by_name.items():
+        several = [keys] if isinstance(keys, str) else keys
+        parts = itertools.chain(*(_SIGNS.split(key) for key in several))
+        lacking = [part for part in parts if _value(fields, part) is None]
+        nearest = next(filter(None, (_near_key(fields, key) for key in lacking)), "")
+        absent[name] = f"{where} has no {listing(lacking, limit=2)}", nearest
+    return absent
+
+
+def _near_key(fields: Mapping[str, Any], key: str) -> str:
+    """Return the key of a number or a list, next to an absent one, that is like it."""
+    above, dot, last = key.rpartition(".")
+    node = _value(fields, above) if dot else fields
+    entries = node.items() if isinstance(node, Mapping) else ()
+    names = (name for name, value in entries if isinstance(value, int | list))
+    near = Speller().best(last, names, cutoff=_ALIKE)
+    return f"{above}{dot}{near}" if near else ""
 
 
 def stated_flags(keys: Iterable[str], config: Config) -> dict[str, bool]:
