@@ -284,3 +284,60 @@ def test_a_rounded_root_of_a_size_that_is_the_same_stays_marked():
         report = draft.check(source(41, width), convert)
         assert report, str(report)
         assert ("scale" in marks(report).values()) == is_left
+
+
+# --- lists of parts ---
+
+
+def boxes(count: int, classes: int, width: int) -> Leaves:
+    return float32({"conf.w": np.zeros((count * classes, width))}, width)
+
+
+def rolled(classes: int) -> Convert:
+    """As SSD puts the background, which is the first class of each box, last."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        (whole,) = leaves.values()
+        parts = whole.reshape(-1, classes, whole.shape[1])
+        return {"cls/kernel": np.roll(parts, -1, 1).reshape(whole.shape).T}
+
+    return convert
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_an_order_of_classes_within_each_box_is_marked(is_back):
+    """Gates have something inside of each; how many classes there are is no formula."""
+
+    def pair(count: int, width: int) -> list[Leaves]:
+        source = boxes(count, 3, width)
+        return [source, rolled(3)(source)][:: -1 if is_back else 1]
+
+    draft = ta.draft_migration(*pair(5, 7))
+    assert [*marks(draft).values()] == ["order"]
+    report = draft.check(*pair(7, 11))
+    assert report, str(report)
+    assert [*marks(report).values()] == ["order"]
+    assert "the list is of 3 in both models" in str(report)
+
+
+def even_heads_first(heads: int) -> Convert:
+    def convert(leaves: Leaves) -> Leaves:
+        whole = leaves["q.w"]
+        order = [*range(0, heads, 2), *range(1, heads, 2)]
+        parts = whole.reshape(heads, -1, whole.shape[1])[order]
+        return {"q": parts.reshape(whole.shape).T}
+
+    return convert
+
+
+def test_a_list_of_as_many_heads_stays_marked():
+    def source(size: int, width: int) -> Leaves:
+        return float32({"q.w": np.zeros((3 * size, width))}, width)
+
+    draft = ta.draft_migration(source(5, 7), convert=even_heads_first(3))
+    assert [*marks(draft).values()] == ["order"]
+    report = draft.check(source(7, 11), even_heads_first(3))
+    assert report, str(report)
+    assert [*marks(report).values()] == ["order"]
+    (left,) = report.left.values()
+    assert "draft a model with another one" in left["order"]

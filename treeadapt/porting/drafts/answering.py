@@ -54,10 +54,14 @@ _WAYS = {
         "divisor above what is added"
     ),
     "numbers": _OF_A_LIST,
-    "order": "other sizes of what `take` is of answer it",
+    "order": "another number of what the slice takes of answers it",
     "scale": "leaves of other shapes answer it",
     "sizes": "leaves of other shapes answer it, and of layers in blocks another number",
 }
+_OF_AS_MANY = (
+    "the list is of {} in both models, and fits no other number: see the code, or "
+    "draft a model with another one; where all models have as many, delete the mark"
+)
 _HALVES = 2
 _IF_ALL = "where all models have as many, delete it"
 
@@ -83,11 +87,12 @@ def answered(
     rows |= {
         "length": _every(_of_other_length(*each) for each in tables),
         "numbers": _every(each.answered() for each in counts),
-        "order": _every(_of_other_counts(*each, resized) for each in tables),
+        "order": _every(_of_other_counts(*each) for each in tables),
         "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
     }
     of_numbers = {row: each.way(row) for each in counts for row in each.paths}
-    return rows, {"scale": powers, "numbers": of_numbers}
+    of_lists = {row: way for table in plan.tables for row, way in _of_lists(table)}
+    return rows, {"scale": powers, "numbers": of_numbers, "order": of_lists}
 
 
 def unanswered(
@@ -266,13 +271,14 @@ def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
     return resized
 
 
-def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set[Row]:
-    """Return the rows that take of another number than in the draft, or all of a list.
+def _of_other_counts(plan: Any, shapes: Shapes) -> set[Row]:
+    """Return the rows that take slices of another number than in the draft.
+
+    A list has as many numbers wherever it fits, so that no equal result answers for it.
 
     Args:
         plan: of a table.
         shapes: of the leaves that it was drafted from, by path.
-        resized: rows whose leaves have other shapes than these.
     """
     others: set[Row] = set()
     for group in plan.groups:
@@ -282,20 +288,24 @@ def _of_other_counts(plan: Any, shapes: Shapes, resized: Collection[Row]) -> set
         num_leaves = [sum(map(row.takes, each)) for each in (shapes, plan.source)]
         parts = itertools.chain(*(axis.parts for axis in row.sources[0].axes))
         factors = {name for part in parts if len(part) > 1 for name in part}
-        slices = [
-            name
-            for name, take in row.values.take
-            if not take.size and name not in factors  # else the mark is ``sizes``
-        ]
+        slices = [name for name, take in row.values.take if name not in factors]
         differ = [
             shapes[path][places[name]] != plan.source[path].shape[places[name]]
             if name in places and path in shapes
             else name not in places and num_leaves[0] != num_leaves[1]
-            for name in slices
+            for name in slices  # of factors the mark is ``sizes``
         ]
-        is_answered = all(differ) if slices else row in resized
-        others |= {row} if is_answered and row.values.take else set()
+        has_list = any(take.size for _, take in row.values.take)
+        others |= {row} if slices and all(differ) and not has_list else set()
     return others
+
+
+def _of_lists(plan: Any) -> Iterator[tuple[Row, str]]:
+    """Yield the rows that take lists, and what would answer for these."""
+    for row in dict.fromkeys(group.row for group in plan.groups):
+        sizes = {take.size for _, take in row.values.take} - {0}
+        if sizes:
+            yield row, _OF_AS_MANY.format(" and ".join(map(str, sorted(sizes))))
 
 
 class _Counts:

@@ -47,7 +47,7 @@ class DraftCheck:
             ``length`` where an axis has another length, and no multiple of a number
             is the next one to both, ``numbers`` where there are twice as many, in all
             rows that fill the same places, and not in lists that give them others,
-            ``order`` where a slice takes of another number, or a list of other shapes.
+            ``order`` where a slice takes of another number.
         has_way_back: whether it was compared there and back: what takes only some of
             the numbers has no way back.
         left: by the text of a row, the marks that it keeps of those that sizes answer,

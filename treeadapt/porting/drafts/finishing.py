@@ -223,11 +223,21 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
         # A slice of a factor means any number of parts, which has the mark ``sizes``.
         is_part = take.is_order and is_factor(row, atom)
         is_few = take.size <= _MOST_PARTS and take.size not in stated.counts.values()
-        if not is_part or not is_few or (is_of_heads and take.size):
+        is_open = is_of_heads or _is_innermost(row, atom)
+        if not is_part or not is_few or (is_open and take.size):
             row = row.marked("order", "what it takes was seen at this size alone")
     if is_of_heads and (other := stated.contradiction(row)):
         row = row.marked("heads", other)
     return row
+
+
+def _is_innermost(row: DraftRow, atom: int) -> bool:
+    """Return whether nothing is inside of a factor, as of classes within each box.
+
+    The gates of a cell are whole arrays, so that each of them is further inside.
+    """
+    parts = (part for place in row.places for axis in place.axes for part in axis)
+    return any(part[-1:] == (atom,) for part in parts)
 
 
 def _constants(
