@@ -46,7 +46,8 @@ def random_weights_of(folder: Path) -> dict[str, np.ndarray]:
     """Return weights of a tiny model by name, with which its answers are finite."""
     random = np.random.default_rng(0)
     weights = weights_of(folder)
-    adds_one = folder.parent.name.startswith("gemma")  # to the scales of norms
+    # To the scales of norms.
+    adds_one = folder.parent.name.startswith(("gemma", "qwen3_next"))
     for name, array in weights.items():
         if array.dtype.kind == "i":
             continue
