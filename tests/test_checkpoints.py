@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import struct
+import warnings
 import zipfile
 
 import equinox as eqx
@@ -785,3 +786,54 @@ def test_what_safetensors_lacks_is_written_by_orbax(tmp_path, dtype):
         ta.save(tmp_path / "m.safetensors", {"w": array})
     ta.save(tmp_path / "folder", {"w": array})
     assert ta.load(tmp_path / "folder")["w"].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("tree", "is_said"),
+    [
+        ({}, True),
+        ([], True),
+        ({"a": None, "act": jax.nn.relu}, True),
+        ((optax.EmptyState(), optax.EmptyState()), False),
+        ({"s": optax.sgd(0.1).init({})}, False),
+    ],
+)
+def test_a_checkpoint_of_nothing_is_said(tmp_path, tree, is_said):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ta.save(tmp_path / "x.safetensors", tree)
+    texts = [str(each.message) for each in caught]
+    assert [text.startswith("Nothing is saved") for text in texts] == [True] * is_said
+    assert ta.load(tmp_path / "x.safetensors") == {}
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello, not a checkpoint", b"hello", b"\x80\x04\x95 of pickle"]
+)
+def test_a_file_that_is_not_of_safetensors_is_said_to_be_none(tmp_path, content):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(
+        ta.CheckpointError, match="it is not a safetensors file"
+    ) as caught:
+        ta.load(tmp_path / "x.safetensors")
+    assert f"it begins with {content[:9]!r}" in str(caught.value)
+    assert ("pickles" in str(caught.value)) == (content[0] == 0x80)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("missing", []),
+        ("modle", ["model.safetensors", "model.npz"]),
+        ("k", ["k.safetensors"]),
+        ("q", []),
+    ],
+)
+def test_a_name_is_near_by_what_is_before_its_ending(tmp_path, typed, meant):
+    for name in ("k.safetensors", "e.safetensors", "model.safetensors", "model.npz"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ta.CheckpointError, match="There is no checkpoint") as caught:
+        ta.load(tmp_path / f"{typed}.safetensor")
+    said = str(caught.value).partition("Did you mean ")[2].rstrip("?").split(", ")
+    paths = [repr(str(tmp_path / name)) for name in meant]
+    assert sorted(said) == sorted(paths or [""])

@@ -22,7 +22,7 @@ def named_path(path: Any) -> Path:
     """Return the local path that the caller gives.
 
     Raises:
-        CheckpointError: it is a tree, by mistake, or a URL.
+        CheckpointError: it is a tree, by mistake, or a URL, or empty.
     """
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(
@@ -35,6 +35,11 @@ def named_path(path: Any) -> Path:
         raise CheckpointError(
             "Checkpoints are written to files and folders of this machine, and not to "
             "a URL. Save there and copy it, or use Orbax itself."
+        )
+    if not os.fspath(path).strip():
+        raise CheckpointError(
+            f"The name of a checkpoint is empty, {os.fspath(path)!r:.60}, as an unset "
+            "variable of a shell is. Name a file or a folder; the current one is '.'."
         )
     return Path(path)
 

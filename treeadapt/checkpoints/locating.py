@@ -86,8 +86,11 @@ def near_name(name: Path) -> str:
         entries = folder.iterdir()
         names = [x.name for x in entries if x.is_dir() or x.name.endswith(endings)]
         same = [x for x in names if x.partition(".")[0] == name.name.partition(".")[0]]
-        if near := (same or Speller().nearest(name.name, names))[:3]:
-            return f" Did you mean {listing([str(folder / x) for x in near])}?"
+        stems = {x: Path(x).stem for x in sorted(names)}  # endings are alike anyway
+        near = Speller().nearest(name.stem, dict.fromkeys(stems.values()))
+        alike = [x for stem in near for x in stems if stems[x] == stem]
+        if meant := (same or alike)[:3]:
+            return f" Did you mean {listing([str(folder / x) for x in meant])}?"
     return ""
 
 

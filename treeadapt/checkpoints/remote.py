@@ -374,7 +374,7 @@ def checkpoint_path(path: Any, max_inflight_bytes: int = MAX_INFLIGHT_BYTES) -> 
         return named_path(path)
     url = Url.of(text)
     if scheme[1].lower() == "file":
-        return Path(url2pathname(urlsplit(text).path))
+        return named_path(url2pathname(urlsplit(text).path))
     if type(max_inflight_bytes) is not int or max_inflight_bytes < 1:
         raise CheckpointError(
             f"max_inflight_bytes={max_inflight_bytes!r:.60} is not an integer above 0."

@@ -246,11 +246,15 @@ def _divided(leaves: Mapping[str, Any], max_shard_bytes: int) -> list[int]:
 def _of_file(path: AnyPath) -> Stored:
     """Read what one file holds."""
     size_bytes = path.stat().st_size
-    length = read_range(path, 0, 8)
+    head = read_range(path, 0, 9)
+    length, opening = head[:8], head[8:]
     data_bytes = 8 + int.from_bytes(length, "little")  # where the data starts
+    if opening != b"{" and (opening or data_bytes - 8 > _MAX_HEADER_BYTES):
+        seen = f"it begins with {head!r}, and not with the length of a header in JSON"
+        cure = "That is as pickles do, which are not read." * (length[:1] == b"\x80")
+        refuse(path, f"it is not a safetensors file: {seen}", cure)
     if data_bytes - 8 > _MAX_HEADER_BYTES:
-        cure = "It begins as pickles do, which are not read." * (length[:1] == b"\x80")
-        refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB", cure)
+        refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
     text = read_range(path, 8, data_bytes)
     if size_bytes < max(data_bytes, 10):  # the length, and ``{}`` at least
         refuse(path, f"it is cut off after {size_bytes:,} bytes, in its header", AGAIN)

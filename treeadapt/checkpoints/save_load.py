@@ -71,6 +71,7 @@ from treeadapt.selection.freeze_spec import FreezeSpec
 from treeadapt.selection.rules import Rules, allowing
 from treeadapt.selection.selectors import Unused, Where
 from treeadapt.text.names import listing, natural, plural
+from treeadapt.transforms.adapt import is_transformation
 from treeadapt.trees.arrays import Tree
 from treeadapt.trees.describing import describe
 from treeadapt.trees.metadata import holds_nothing
@@ -100,7 +101,8 @@ def save(
     fails. One array under two paths is stored once in safetensors. A Python number
     is stored as a 0-d bool, int64, float64 or complex128, typed PRNG keys as their
     integers; the metadata says so. Functions and classes are not data and not stored;
-    a warning names other static leaves, such as text, that are not stored either.
+    a warning names other static leaves, such as text, that are not stored either, and
+    one says so where nothing is.
 
     A name that ends in ``.schema.toml`` makes a schema: all this but the values, one
     line a leaf, for git and for checks without the arrays. Everything that reads
@@ -122,7 +124,8 @@ def save(
 
     Raises:
         CheckpointError: the format cannot hold a leaf, a leaf has no value here, the
-            tree is a table such as ``Rules``, or the file system refuses.
+            tree is a table such as ``Rules``, an optimizer, a function or None, or the
+            file system refuses.
         PathCollisionError: two leaves have the same path.
         UnusedRuleError: an entry of ``where`` selects no array or number.
 
@@ -166,8 +169,11 @@ def save(
             table[name] = dataclasses.replace(form, owner=first[id(leaf)])
         else:
             leaves[name] = leaf
+    idle = "" if table or lost else _nothing_saved(tree, view)
     arrays = ((name, to_array(name, leaf)) for name, leaf in leaves.items())
     write(path, arrays, table, max_shard_bytes)
+    if idle:
+        warnings.warn(idle, TreeAdaptWarning, stacklevel=2)
     if lost:
         warnings.warn(
             f"{plural(len(lost), 'leaf')} cannot be saved as an array and must come "
@@ -175,6 +181,29 @@ def save(
             TreeAdaptWarning,
             stacklevel=2,
         )
+
+
+def _nothing_saved(tree: Any, view: TreeView) -> str:
+    """Write that a checkpoint has nothing in it; empty where that is no surprise.
+
+    Raises:
+        CheckpointError: the tree is a function or a transformation, or None.
+    """
+    if is_transformation(tree):
+        raise CheckpointError(
+            "Got an optimizer as the tree, which holds no arrays. Save its state: "
+            "opt_state = tx.init(params), or what tx.update returned last."
+        )
+    if tree is None or (callable(tree) and [path for path, _ in view.items()] == [""]):
+        raise CheckpointError(
+            f"Got {describe(tree)} as the tree, which holds no arrays. Pass a tree of "
+            "arrays, such as the params or the model."
+        )
+    # The state of an optimizer may have none: Optax's are named tuples.
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: hasattr(node, "_fields"))
+    if any(hasattr(node, "_fields") for node in nodes):
+        return ""
+    return "Nothing is saved: no array and no number of the tree is chosen."
 
 
 @overload

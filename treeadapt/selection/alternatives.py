@@ -23,6 +23,7 @@ from treeadapt.errors import UnusedAlternativeWarning, explaining
 from treeadapt.patterns.glob import REGEX_PREFIX, Pattern, alternatives, escape
 from treeadapt.patterns.matcher import Matcher
 from treeadapt.selection.leaves import Leaves
+from treeadapt.selection.messages import ALLOWED
 from treeadapt.selection.repairs import LIKE_RANGE, Names, globs_of
 from treeadapt.text.names import listing, plural, section
 from treeadapt.trees import paths as _paths
@@ -121,6 +122,8 @@ def _mistakes(leaves: Leaves, patterns: Iterable[tuple[int, str]], whose: str) -
     verb = "reads" if len(rows) == 1 else "read"
     title = f"{plural(len(rows), 'alternative')} of a {whose} {verb} like a mistake:"
     cure = 'Correct or remove it, or allow it with unused="ignore".'
+    if whose == "rule":
+        cure = f"Correct or remove it, or allow it: {ALLOWED}."
     return "\n".join([*section(title, rows), cure])
 
 

@@ -20,6 +20,8 @@ from treeadapt.selection.repairs import (
 )
 from treeadapt.text.names import MAX_LISTED, fold, listing, paths_text, plural, section
 
+ALLOWED = 'treeadapt.Rules(rules, unused="ignore")'  # in every call that takes rules
+
 _SHADOWED = 4  # rules that are unreachable
 
 
@@ -40,7 +42,7 @@ def unmatched(paths: Sequence[str], num_arrays: int) -> str:
         f"{len(paths):,} of {plural(num_arrays, 'leaf')} {verb} no rule: "
         f"{listing(fold(paths), limit=limit)}.\n{bare}"
         'Add a rule for them, end the rules with ("**", <label>), or pass '
-        "default=<label>."
+        "treeadapt.Rules(rules, default=<label>)."
     )
 
 
@@ -94,10 +96,7 @@ def unused_rules(
     if unmatched_paths:
         paths = listing(fold(unmatched_paths), limit=3)
         lines.append(f"{_leaves_match(len(unmatched_paths))} no rule: {paths}.")
-    lines.append(
-        "Correct or remove these rules; or allow it: "
-        'treeadapt.Rules(rules, unused="ignore").'
-    )
+    lines.append(f"Correct or remove these rules; or allow it: {ALLOWED}.")
     return "\n".join(lines)
 
 

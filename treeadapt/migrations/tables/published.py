@@ -349,6 +349,11 @@ def _read(config: Config, cure: str = "") -> tuple[str, Mapping[str, Any]]:
             f"Expected as config= a folder, a {CONFIG}, or what it holds; got "
             f"{type(config).__name__}. A configuration of transformers has .to_dict()."
         )
+    if config == "":  # an unset variable of a shell
+        raise MigrationError(
+            f"config='' names no folder. Pass one with a {CONFIG}; the current one is "
+            "'.'."
+        )
     path: Any = config if is_path else Path(config)
     file = path if path.suffix == ".json" else path / CONFIG
     where = f"The configuration {listing([str(file)])}"
