@@ -341,3 +341,145 @@ def test_a_list_of_as_many_heads_stays_marked():
     assert [*marks(report).values()] == ["order"]
     (left,) = report.left.values()
     assert "draft a model with another one" in left["order"]
+
+
+# --- two that are no halves ---
+
+
+def heads_inside(count: int, path: str) -> Convert:
+    """As the heads of SuperGlue, or groups of ShuffleNet, are inside of channels."""
+
+    def convert(leaves: Leaves) -> Leaves:
+        (whole,) = leaves.values()
+        parts = whole.reshape(-1, count, whole.shape[1]).swapaxes(0, 1)
+        return {path: parts.reshape(whole.shape).T}
+
+    return convert
+
+
+@pytest.mark.parametrize("path", ["conv/kernel", "attn/q/kernel"])
+def test_two_heads_or_groups_keep_their_mark(path):
+    def source(size: int, width: int) -> Leaves:
+        return float32({"proj.w": np.zeros((2 * size, width))}, width)
+
+    draft = ta.draft_migration(source(5, 7), convert=heads_inside(2, path))
+    assert draft.migration.sizes == {"two": 2}
+    report = draft.check(source(7, 11), heads_inside(2, path))
+    assert report, str(report)
+    assert [*marks(report).values()] == ["sizes"]
+
+
+def turned_heads(leaves: Leaves) -> Leaves:
+    made = {}
+    for path, leaf in leaves.items():
+        heads = leaf.reshape(-1, 2, 5, leaf.shape[1]).swapaxes(1, 2)
+        made[path.replace(".", "/")] = heads.reshape(-1, 10, leaf.shape[1])
+    return made
+
+
+@pytest.mark.parametrize(("name", "left"), [("q", ""), ("k_proj", ""), ("in", "sizes")])
+def test_the_halves_of_heads_of_queries_are_two_in_all(name, left):
+    def source(heads: int, width: int) -> Leaves:
+        return float32({f"attn.{name}.w": np.zeros((10 * heads, width))}, width)
+
+    draft = ta.draft_migration(source(3, 7), convert=turned_heads)
+    assert [*marks(draft).values()] == ["sizes"]
+    assert draft.migration.sizes == {"two": 2}
+    report = draft.check(source(7, 11), turned_heads)
+    assert report, str(report)
+    assert [*marks(report).values()] == [left]
+
+
+def dense_first(leaves: Leaves) -> Leaves:
+    count, dense = len(leaves) - 1, len(leaves["dense"])
+    both = range(dense), range(dense, count)
+    return {
+        name: np.stack([leaves[f"layers.{n}.ln"] for n in numbers])
+        for name, numbers in zip(("dense/ln", "moe/ln"), both, strict=True)
+    }
+
+
+def test_how_many_layers_come_first_keeps_its_mark():
+    def source(dense: int, count: int, width: int) -> Leaves:
+        shapes = {f"layers.{n}.ln": (width,) for n in range(count)}
+        shapes["dense"] = (dense,)
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, count)
+
+    draft = ta.draft_migration(source(2, 5, 7), convert=dense_first)
+    report = draft.check(source(2, 8, 11), dense_first)
+    assert report, str(report)
+    for table in (draft, report):
+        assert marks(table)["layers.{l+dense}.ln : e"] == "sizes"
+
+
+# --- sizes of other leaves, and what follows from one ---
+
+
+def blocks(count: int, width: int) -> Leaves:
+    shapes = {f"h.{n}.out.w": (width, width + 3) for n in range(count)}
+    return float32({path: np.zeros(shape) for path, shape in shapes.items()}, count)
+
+
+@pytest.mark.parametrize("times", [2, 4, 8])
+@pytest.mark.parametrize("power", [-0.5, 0.25])
+def test_a_root_of_twice_as_many_layers_stays_marked(times, power):
+    def convert(leaves: Leaves) -> Leaves:
+        factor = np.float32((times * len(leaves)) ** power)
+        return {f"b/{path}": leaf.T * factor for path, leaf in leaves.items()}
+
+    draft = ta.draft_migration(blocks(3, 7), convert=convert)
+    assert {*marks(draft).values()} == {"scale"}
+    report = draft.check(blocks(3, 11), convert)
+    assert report, str(report)
+    assert {*marks(report).values()} == {"scale"}
+    assert "no multiples of 3 answer it" in str(report)
+
+
+def test_an_offset_one_less_than_a_size_stays_marked():
+    def source(experts: int, width: int) -> Leaves:
+        shapes = {"router.bias": (experts,), "norm": (width,)}
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
+
+    def three(leaves: Leaves) -> Leaves:
+        return leaves | {"norm": leaves["norm"] + np.float32(2)}
+
+    draft = ta.draft_migration(source(3, 5), convert=three)
+    for experts, left in ((3, "scale"), (7, "")):
+        report = draft.check(source(experts, 11), three)
+        assert report, str(report)
+        assert marks(report)["norm"] == left
+        assert ("it may be 3 - 1" in str(report)) == bool(left)
+
+
+# --- what is zero at few layers, and cut to a multiple ---
+
+
+def flagged(leaves: Leaves) -> Leaves:
+    flags = [(n + 1) % 6 == 0 for n in range(len(leaves))]
+    return {"w": np.stack([*leaves.values()]), "is_global": np.array(flags, "f4")}
+
+
+def test_what_is_zero_of_no_leaf_is_listed():
+    draft = ta.draft_migration(blocks(2, 7), convert=flagged)
+    line = "Zeros of no leaf of the source, as seen at this size: 'is_global'."
+    assert line in str(draft)
+    report = draft.check(blocks(4, 11), flagged)
+    assert report, str(report)
+    assert line in str(report)
+
+
+@pytest.mark.parametrize(("count", "left"), [(21, "length"), (22, "")])
+def test_a_cut_to_a_multiple_stays_marked(count, left):
+    def source(count: int, width: int) -> Leaves:
+        return float32({"pos": np.zeros((count, width))}, count)
+
+    def cut(leaves: Leaves) -> Leaves:
+        whole = leaves["pos"]
+        many = len(whole) - (5 if len(whole) == 22 else len(whole) % 8)
+        return {"pos": whole[:many]}
+
+    draft = ta.draft_migration(source(13, 5), convert=cut)
+    assert [*marks(draft).values()] == ["length"]
+    report = draft.check(source(count, 7), cut)
+    assert report, str(report)
+    assert [*marks(report).values()] == [left]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from treeadapt.migrations.axes import every_name
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
-from treeadapt.porting.drafts.factors import powers_of_divisors
+from treeadapt.porting.drafts.factors import powers_of_divisors, sizes_less_one
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import (
     LARGE_NUMBER,
@@ -51,7 +51,7 @@ _WAYS = {
     ),
     "length": (
         "another length of that axis answers it, where the two longer axes have no "
-        "divisor above what is added"
+        "divisor above what is added, nor the shorter ones one above what is cut off"
     ),
     "numbers": _OF_A_LIST,
     "order": "another number of what the slice takes of answers it",
@@ -62,7 +62,13 @@ _OF_AS_MANY = (
     "the list is of {} in both models, and fits no other number: see the code, or "
     "draft a model with another one; where all models have as many, delete the mark"
 )
+_OF_ONE_LESS = (
+    "it may be {}, of a size that is the same in both models: a model in which no size "
+    "is {} answers it"
+)
 _HALVES = 2
+#: Words of what a rotary embedding turns.
+_TURNED = frozenset({"q", "k", "wq", "wk", "query", "key", "queries", "keys"})
 _IF_ALL = "where all models have as many, delete it"
 
 
@@ -121,9 +127,10 @@ def with_stated_sizes(plan: Any, stated: Collection[str]) -> set[Row]:
     """Return the rows that say sizes of axes themselves, as of heads or levels.
 
     These are as they were in the draft, so no equal result shows that other models have
-    them, too. The halves that turn a head are two in all models: within its numbers, on
-    one side outside of half of them, and inside on the other. Of a size in a path, as
-    of layers in a block, other models have other paths, which no row takes.
+    them, too. The halves that turn a head of queries or keys are two in all models:
+    within its numbers, next to half of them, on one side outside and inside on the
+    other. Of a size in a path, as of layers in a block, other models have other paths,
+    which no row takes; but what is added to a number there leaves paths as they are.
 
     Args:
         plan: of the tables.
@@ -139,21 +146,31 @@ def with_stated_sizes(plan: Any, stated: Collection[str]) -> set[Row]:
 
 
 def _is_in_paths(row: Row, name: str) -> bool:
-    captures = (c for each in (*row.sources, *row.targets) for c in each.path.captures)
-    return any(name in capture.names for capture in captures) or not any(
-        name in every_name(each.axes) for each in (*row.sources, *row.targets)
+    addresses = (*row.sources, *row.targets)
+    captures = [each for address in addresses for each in address.path.captures]
+    if any(name == each.shift_name for each in captures):
+        return False
+    return any(name in each.names for each in captures) or not any(
+        name in every_name(each.axes) for each in addresses
     )
 
 
 def _is_of_halves(group: Any, name: str) -> bool:
-    """Return whether a name is 2, next to the last of its factors, which is no 2."""
+    """Return whether a name is 2, between a head and half of it, or the last of both.
+
+    Two heads, or two groups of channels, next to what is in each are no halves.
+    """
     addresses = (*group.row.sources, *group.row.targets)
     axes = (axis for address in addresses for axis in address.axes)
     parts = [part for axis in axes for part in axis.parts if name in part]
     sizes = dict(group.move.sizes) if group.move else {}
     are_two = {each for part in parts for each in part if sizes.get(each) == _HALVES}
-    is_within = any(part[0] != name for part in parts)
-    return are_two == {name} and is_within and all(name in part[-2:] for part in parts)
+    is_last = all(name in part[-2:] for part in parts)
+    is_within = any(len(part) > 2 for part in parts)
+    paths = (*group.source_paths, *group.filled)
+    words = {token.lower() for path in paths for token in tokens_of(path)}
+    is_turned = not _TURNED.isdisjoint(words)
+    return are_two == {name} and is_last and is_within and is_turned
 
 
 def led_back(tables: Sequence[Any], paths: Iterable[str]) -> list[str]:
@@ -196,8 +213,10 @@ def _of_same_power(
         By row, which power, and what would tell.
     """
     alike = {template_of(path): shape for path, shape in shapes.items()}
+    same = {*_same_sizes(shapes, leaves)}
     lengths: dict[Row, set[int]] = {}
     factors: dict[Row, set[float]] = {}
+    offsets: dict[Row, set[float]] = {}
     for number, table in enumerate(plan.tables):
         for group in table.groups:
             if "scale" not in group.row.notes.check.split(", "):
@@ -205,6 +224,7 @@ def _of_same_power(
             # A power of a name is a number of its own in each group.
             values = group.row.values if group.move is None else group.move.values
             factors.setdefault(group.row, set()).update((values.scale, values.offset))
+            offsets.setdefault(group.row, set()).add(values.offset)
             common = lengths.setdefault(group.row, set())
             for path in led_back(plan.tables[:number], group.source_paths):
                 old = shapes.get(path, alike.get(template_of(path), ()))
@@ -215,9 +235,14 @@ def _of_same_power(
         every = {*common, math.gcd(*counts)} - {0}
         powers: dict[str, int] = {}
         for factor in sorted(factors[row]):
-            powers |= powers_of_divisors(factor, every)
+            powers |= powers_of_divisors(factor, every, same)
+        one_less: dict[str, int] = {}
+        for offset in sorted(offsets[row]):
+            one_less |= sizes_less_one(offset, {*every, *same})
         if powers:
             ways[row] = _way_of_powers(powers)
+        elif one_less:
+            ways[row] = _OF_ONE_LESS.format(*one_less.keys(), *one_less.values())
     return ways
 
 
@@ -228,14 +253,29 @@ def _common(old: Sequence[int], new: Sequence[int]) -> Iterator[int]:
             yield math.gcd(math.prod(old[start:end]), math.prod(new[start:end]))
 
 
+def _same_sizes(shapes: Shapes, leaves: Mapping[str, Any]) -> Iterator[int]:
+    """Yield lengths of axes, and counts of leaves, of any that both models have.
+
+    Such as the number of experts, which a factor of another leaf may follow from. Two
+    is in all models, as of halves.
+    """
+    olds, news = by_template(shapes), by_template(leaves)
+    for template in olds.keys() & news.keys():
+        old, new = olds[template], news[template]
+        both = zip(shapes[old[0]], leaves[new[0]].shape, strict=False)
+        for size, other in ((len(old), len(new)), *both):
+            if size == other > _HALVES:
+                yield size
+
+
 def _way_of_powers(powers: Mapping[str, int]) -> str:
     """Return what tells whether a number is one of these powers of a size."""
     few = sorted({*powers.values()})
     divisors = "that are no multiples of " + " or ".join(map(str, few))
     return (
-        f"it may be {' or '.join(powers)}, of a size that is the same in both models; "
-        f"sizes {divisors} answer it, or write a power of the name of that size, as "
-        "'d**-0.5'"
+        f"it may be {' or '.join(powers)}, of a size that is the same in both models, "
+        f"or of a few times that; sizes {divisors} answer it, or write a power of the "
+        "name of that size, as 'd**-0.5'"
     )
 
 
@@ -247,7 +287,8 @@ def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
     """Return the rows that pad, or cut off, as much of axes of other lengths.
 
     A length that is the next multiple of a number, as of 8, may have the same padding
-    twice: then the longer ones have a divisor that is more than the padding.
+    twice: then the longer ones have a divisor that is more than the padding. So have
+    the shorter ones, where the last multiple is what is left of a length.
     """
     resized: set[Row] = set()
     for group in plan.groups:
@@ -262,9 +303,10 @@ def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
             (sum(widths), shapes[path][place], plan.source[path].shape[place])
             for place, (_, widths) in zip(places, pads, strict=True)
         ]
-        more = 0 if row.values.undoes else 1
+        shifts = (0, -1) if row.values.undoes else (1,)
         if all(
-            old != new and math.gcd(old + more * pad, new + more * pad) <= pad
+            old != new
+            and all(math.gcd(old + n * pad, new + n * pad) <= pad for n in shifts)
             for pad, old, new in lengths
         ):
             resized.add(row)

@@ -12,6 +12,7 @@ import numpy as np
 
 from treeadapt.errors import MigrationError
 from treeadapt.migrations.migration import Migration
+from treeadapt.migrations.plan import BLANKS
 from treeadapt.migrations.plan_text import noted_lines
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.answering import (
@@ -76,7 +77,8 @@ class DraftCheck:
             back = _NOT_ALL if self.lost else "there and back"
             way = back if self.has_way_back else _ONE_WAY
             equal = f"{plural(self.num_leaves, 'leaf')}: equal, {way}."
-            lines = [equal, *self.lost, *self._same_lines(), *self._left_lines()]
+            lines = [equal, *self.lost, *blank_lines(self.migration)]
+            lines += [*self._same_lines(), *self._left_lines()]
             return "\n".join(lines)
         lines = [f"The table does not run: {self.problem}"] if self.problem else []
         for way, rows in (("there", self.forwards), ("back", self.backwards)):
@@ -109,6 +111,21 @@ class DraftCheck:
             keep = "keeps" if len(rows) == 1 else "keep"
             names = listing(rows, limit=3)
             yield f"{plural(len(rows), 'row')} {keep} {mark!r}, {names}: {way}."
+
+
+def blank_lines(migration: Migration) -> Iterator[str]:
+    """Yield what a table makes of no leaf, which no size shows to be so in all models.
+
+    As a flag of each layer, which is zero of the first ones.
+    """
+    every: dict[str, list[str]] = {}
+    for table in migration.tables:
+        for path, blank in table._new.items():
+            every.setdefault(blank, []).append(path)
+    for blank in filter(every.__contains__, BLANKS):
+        names = listing(fold(every[blank]), limit=4)
+        head = f"{blank.title()} of no leaf of the source"
+        yield f"{head}, as seen at this size: {names}."
 
 
 def shapes_of_tables(migration: Migration, shapes: Shapes) -> list[Shapes]:

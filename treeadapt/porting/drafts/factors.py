@@ -21,6 +21,8 @@ import numpy as np
 from treeadapt.porting.drafts.rows import DraftRow, Hole
 
 _EXPONENTS = (0.5, -0.5, 1, -1)
+_EXPONENTS_ELSEWHERE = (*_EXPONENTS, 0.25, -0.25)  # roots of roots, as of DeepNet
+_TIMES = (2, 4, 8)  # how often a size may be in what a factor is a power of
 _ROUNDINGS = ("bfloat16", "float16")
 _NEAR = 2.0**-22  # of a power that was computed in float32, in two steps
 _LARGEST = 2**16  # of the sizes of which a factor of another model may be a power
@@ -102,31 +104,50 @@ def _powers(row: DraftRow, names: Mapping[int, str]) -> Iterator[_Power]:
                 yield _Power(text, is_rational, bool(rounding))
 
 
-def powers_of_divisors(factor: float, lengths: Collection[int]) -> dict[str, int]:
+def powers_of_divisors(
+    factor: float, lengths: Collection[int], same: Collection[int] = ()
+) -> dict[str, int]:
     """Return the powers that a factor is, rounded ones too, of what divides lengths.
+
+    So are those of two, four or eight times that: twice as many as layers are added to
+    the residual stream of GPT-2.
 
     Args:
         factor: a number, of either sign.
         lengths: of axes, or of several as one.
+        same: lengths that count as they are, and not what divides them.
 
     Returns:
-        Whole numbers, from 2 to 65,536, by their powers, as ``4**-0.5``.
+        By powers of whole numbers up to 65,536, as ``4**-0.5``, what lengths are no
+        multiples of where the factor is none of these.
     """
     sign = "-" * (factor < 0)
     powers = {}
-    for exponent in _EXPONENTS if factor not in (0.0, *_OF_ITSELF) else ():
+    for exponent in _EXPONENTS_ELSEWHERE if factor not in (0.0, *_OF_ITSELF) else ():
         near = abs(factor) ** (1 / exponent)
         if not 1 < near <= _LARGEST:
             continue
+        roundings = ("", *_ROUNDINGS) if exponent in _EXPONENTS else ("",)
         for size in range(max(2, int(near / 1.02)), math.ceil(near * 1.02) + 1):
-            is_power = any(
-                _is_power(abs(factor), size, exponent, rounding)
-                for rounding in ("", *_ROUNDINGS)
-            )
-            if is_power and any(length % size == 0 for length in lengths):
+            if not any(_is_power(abs(factor), size, exponent, r) for r in roundings):
+                continue
+            ones = [
+                size,
+                *(size // n for n in _TIMES if size % n == 0 and size > 2 * n),
+            ]
+            if any(n in same or any(not x % n for x in lengths) for n in ones):
                 power = f"**{exponent}" if exponent != 1 else ""
-                powers[f"{sign}{size}{power}"] = size
+                powers[f"{sign}{size}{power}"] = min(ones)
     return powers
+
+
+def sizes_less_one(offset: float, sizes: Collection[int]) -> dict[str, int]:
+    """Return of which size an offset is one less, as ``3 - 1``."""
+    size = abs(offset) + 1
+    if offset in (0.0, *_OF_ITSELF) or size not in sizes:
+        return {}
+    text = f"{size:.0f} - 1" if offset > 0 else f"1 - {size:.0f}"
+    return {text: int(size)}
 
 
 def _is_power(factor: float, size: int, exponent: float, rounding: str) -> bool:

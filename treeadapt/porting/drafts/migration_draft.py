@@ -15,6 +15,7 @@ from treeadapt.migrations.rows import SPLIT
 from treeadapt.porting.drafts.answering import ANSWERED, Shapes
 from treeadapt.porting.drafts.checking import (
     DraftCheck,
+    blank_lines,
     compared_with,
     in_order,
     shapes_of_tables,
@@ -316,7 +317,7 @@ class MigrationDraft:
             if paths:
                 names = listing(fold(paths), limit=4)
                 lines.append(f"{plural(len(paths), 'leaf')} {noun}: {names}.")
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *blank_lines(self.migration), *self.notes])
 
 
 def _row_lines(each: WrittenRow, above: str) -> list[str]:
