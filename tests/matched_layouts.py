@@ -380,3 +380,58 @@ def convolutions(*, epsilon: float = 1e-5, pool: str = "mean") -> Pair:
         return params["stem"], stages, head["kernel"], head["bias"], 1e-5, "mean"
 
     return pair_of("convolutions", shapes, target, old, new, run)
+
+
+def gated_blocks(
+    *,
+    bias: bool = True,
+    tied: bool = True,
+    epsilon: float = 1e-5,
+    acts: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (jax.nn.silu,) * 2,
+    finish: Callable[[Any], Any] = lambda x: x,
+) -> Pair:
+    """Gated layers behind LayerNorm: its last map is that of tokens, or inputs are not.
+
+    ``acts`` are those of the old and of the new one, the other options the new one's.
+    """
+    width, hidden, classes, layers = 12, 17, 7, 2
+    x = np.random.default_rng(9).normal(size=(9, width)).astype("f4")
+    shapes: dict[str, tuple[int, ...]] = {"head": (WORDS if tied else classes, width)}
+    target: dict[str, tuple[int, ...]] = {"table": shapes["head"]}
+    ends = {"ln.w": (width,), "ln.b": (width,)} if tied else {}
+    shapes |= ends
+    target |= {key.replace("ln", "final"): shape for key, shape in ends.items()}
+    names = {"n": "scale", "m": "shift", "a": "wi", "g": "gate", "c": "wo"}
+    names |= {"ab": "wi_b", "gb": "gate_b", "cb": "wo_b"} if bias else {}
+    sizes = {"a": (hidden, width), "g": (hidden, width), "c": (width, hidden)}
+    sizes |= {"ab": (hidden,), "gb": (hidden,), "cb": (width,)}
+    for n in range(layers):
+        for key, name in names.items():
+            shape = sizes.get(key, (width,))
+            shapes[f"{n}.{key}"] = shape
+            target[f"{name}_{n}"] = shape[::-1]
+
+    def norm(x: Any, scale: Any, shift: Any, small: float) -> Any:
+        x = x - x.mean(-1, keepdims=True)
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + small) * scale + shift
+
+    def run(last: Any, ends: Any, every: Any, options: Any) -> Any:
+        small, act, finish = options
+        y = last[TOKENS] if tied else jnp.asarray(x)
+        for scale, shift, wi, gate, wo, *biases in every:
+            one, two, three = biases or (0, 0, 0)
+            z = norm(y, scale, shift, small)
+            y = y + (act(z @ wi + one) * (z @ gate + two)) @ wo + three
+        return finish((norm(y, *ends, small) if tied else y) @ last.T)
+
+    def old(p: Any) -> Any:
+        every = [[p[f"{n}.{key}"].T for key in names] for n in range(layers)]
+        own = 1e-5, acts[0], lambda x: x
+        return p["head"], (p.get("ln.w"), p.get("ln.b")), every, own
+
+    def new(p: Any) -> Any:
+        every = [[p[f"{name}_{n}"] for name in names.values()] for n in range(layers)]
+        ends = p.get("final.w"), p.get("final.b")
+        return p["table"], ends, every, (epsilon, acts[1], finish)
+
+    return pair_of("gated blocks", shapes, target, old, new, run)

@@ -6,12 +6,14 @@ Each pair differs in one thing. The cause is to be in the first line, and no oth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 
 import jax
+import jax.numpy as jnp
 import pytest
 from matched import Decoder, Encoder, Pair, decoder, elsewhere, encoder
-from matched_layouts import blocks, convolutions, experts
+from matched_layouts import blocks, convolutions, experts, gated_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,9 @@ def of_encoder(**changed: object) -> Pair:
 ELSEWHERE = dict(elsewhere())
 EPSILON, ACTIVATION = "Typical of an epsilon", "activation"
 SCORES, MASKS, NORMS = "scores of attention", "Typical of masks", "compare the norms"
+ERF, TANH = (functools.partial(jax.nn.gelu, approximate=each) for each in (False, True))
+LEAKY = functools.partial(jax.nn.leaky_relu, negative_slope=0.01)
+ZERO = "typical of activations that differ below zero"
 KIND, SCALE, POSITIONS = "GELU by erf", "times as much", "rotary embeddings"
 #: Pairs that differ in one thing, and what the first line says of it.
 DIFFERENT = {
@@ -57,6 +62,32 @@ DIFFERENT = {
     "residual of a map": (lambda: blocks(skips=False), ["that the old model lacks"]),
     "pooling": (lambda: convolutions(pool="max"), ["pooling", "stem"]),
     "shift of the answers": (lambda: ELSEWHERE["a shift of the answers"], [NORMS]),
+    "epsilon, biases, tied": (
+        lambda: gated_blocks(epsilon=1e-6),
+        [EPSILON, "at a 20th"],
+    ),
+    "large epsilon, tied": (lambda: gated_blocks(epsilon=1e-3), [EPSILON, "at a 20th"]),
+    "GELU by tanh, biases, tied": (lambda: gated_blocks(acts=(ERF, TANH)), [KIND]),
+    "GELU by tanh, untied": (
+        lambda: gated_blocks(bias=False, tied=False, acts=(ERF, TANH)),
+        [KIND],
+    ),
+    "leaky ReLU": (lambda: gated_blocks(acts=(jax.nn.relu, LEAKY)), [ZERO]),
+    "ReLU with biases": (lambda: gated_blocks(acts=(jax.nn.relu, ERF)), [ACTIVATION]),
+    "NaN": (
+        lambda: gated_blocks(finish=lambda x: x.at[1, 0, 3].set(jnp.nan)),
+        ["model= answers NaN (1 of 1012 entries, first at (1, 0, 3))", "usual size"],
+    ),
+    "infinite": (
+        lambda: gated_blocks(finish=lambda x: x.at[1, 0, 3].set(jnp.inf)),
+        ["model= answers infinite numbers (1 of 1012 entries, first at (1, 0, 3))"],
+    ),
+    "NaN where small": (
+        lambda: gated_blocks(
+            finish=lambda x: jnp.where(abs(x).max() < 0.1, jnp.nan, x)
+        ),
+        ["numbers a 20th of usual size", "model= answers NaN (1012 of 1012 entries"],
+    ),
     "no bias": (lambda: blocks(bias=False), ["may be missing", "down.bias"]),
 }
 
@@ -73,7 +104,7 @@ def test_the_first_line_names_what_differs(name):
     assert first.startswith("Not found: ")
     for text in texts:
         assert text in first, found
-    others = {EPSILON, MASKS, NORMS} - {*texts}
+    others = {EPSILON, MASKS, NORMS, ZERO} - {*texts}
     assert not any(text in first for text in others), found
     assert time.process_time() - start < 60
 

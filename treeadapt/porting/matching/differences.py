@@ -7,6 +7,7 @@ were measured. A cause is said to be typical, never to be the one.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -20,9 +21,10 @@ from treeadapt.porting.matching.influence import (
     Unit,
 )
 from treeadapt.porting.matching.sides import flat_of
-from treeadapt.porting.measure import errors_of
+from treeadapt.porting.measure import apart, errors_of
 from treeadapt.text.names import listing
 
+_FAR_SMALLER = 0.25, SMALL, SMALL / 4  # of all numbers
 _GROWS = 1.2  # times the difference, the smaller numbers are
 _MUCH = 5  # times the difference at usual size
 _DIVIDES = 1.8  # times the difference, with variances of a quarter
@@ -32,9 +34,12 @@ _NONE_WHERE_SMALL = 1e-4
 _MUCH_OF_ALL = 0.1  # of an influence
 _FAR_FEWER = 300  # times less than the whole difference is none
 _EPSILON = (
-    "the smaller {}, the more the two differ{}. Typical of an epsilon: compare those "
-    "of the norms (1e-5 in PyTorch, 1e-6 in Flax, 1e-3 in Keras, 1e-12 in BERT)"
+    "{}. Typical of an epsilon: compare those of the norms (1e-5 in PyTorch, 1e-6 in "
+    "Flax, 1e-3 in Keras, 1e-12 in BERT)"
 )
+_SMALLER = "the smaller {}, the more the two differ{}"
+_ACTIVATION = "compare the activation (ReLU, GELU, SiLU) or, if it is attention, the "
+_ACTIVATION += "masks, their values, and the scale of the scores"
 
 
 def what_differs(seen: Influences, *, only_small: bool = False) -> Iterator[str]:
@@ -46,6 +51,10 @@ def what_differs(seen: Influences, *, only_small: bool = False) -> Iterator[str]
             nowhere else.
     """
     if seen.whole <= seen.same and seen.small <= _NONE_WHERE_SMALL:
+        return
+    strange = _not_comparable(seen)
+    if strange:
+        yield strange
         return
     smaller = _where_smaller(seen)
     if smaller:
@@ -63,6 +72,43 @@ def what_differs(seen: Influences, *, only_small: bool = False) -> Iterator[str]
         yield first
 
 
+def _not_comparable(seen: Influences) -> str:
+    """Say which model answers NaN, infinite numbers or other integers, if one does."""
+    for size, what in ((1.0, "of usual size"), (SMALL, "a 20th of usual size")):
+        sizes = {"arrays": size, "vectors": size}
+        old, new = seen.old.answers(**sizes), seen.new.answers(**sizes)
+        if math.isfinite(apart(new, old)):
+            continue
+        texts = [*filter(None, (_strange("reference", old), _strange("model", new)))]
+        if texts:
+            return (
+                f"to random numbers {what} (normal ones in arrays, positive ones in "
+                f"vectors) {' and '.join(texts)}, and no table changes that: look for "
+                "a division by zero, a root or logarithm of what is negative, or a row "
+                "that a mask hides as a whole"
+            )
+        if size == 1:
+            return (
+                "with numbers that no usual order of axes changes, the two answer "
+                "other integers or booleans: return what they are computed from"
+            )
+    return ""
+
+
+def _strange(role: str, answers: Sequence[np.ndarray]) -> str:
+    """Say how many entries of answers are NaN or infinite, and which is the first."""
+    for kind, test in (("NaN", np.isnan), ("infinite numbers", np.isinf)):
+        for number, array in enumerate(answers):
+            places = np.argwhere(test(array))
+            if len(places):
+                first = tuple(int(n) for n in places[0])
+                where = f", first at {first}" * bool(first)
+                which = f" of answer {number}" * (len(answers) > 1)
+                count = f"{len(places)} of {array.size} entries{which}{where}"
+                return f"{role}= answers {kind} ({count})"
+    return ""
+
+
 def _where_smaller(seen: Influences) -> str:
     """Say that the difference grows as numbers get smaller, if it always does."""
     if seen.whole > _MOST_OF_EPSILON:
@@ -78,9 +124,34 @@ def _where_smaller(seen: Influences) -> str:
         is_much = steps[-1] >= _MUCH * max(steps[1], LEAST)
         if grows and is_much and len(large) > 1 and not _is_added(seen, kinds):
             by = f"by {steps[1]:.1g} at usual size, by {steps[-1]:.1g} at a 20th"
-            return _EPSILON.format(name, f": {by}")
+            return _EPSILON.format(_SMALLER.format(name, f": {by}"))
     divisors = _divisors(seen)
-    return _EPSILON.format(f"{_names(divisors)} is", "") if divisors else ""
+    if divisors:
+        return _EPSILON.format(_SMALLER.format(f"{_names(divisors)} is", ""))
+    return _where_all_are_small(seen)
+
+
+def _where_all_are_small(seen: Influences) -> str:
+    """Say that models differ by far more where all numbers are small, if they do.
+
+    At usual size biases and a tied head hide how a difference grows. That of an epsilon
+    grows faster than numbers get smaller, which what is added once does not.
+    """
+    kinds = ["arrays", "vectors"]
+    usual, *steps = (
+        seen.apart((), (), **dict.fromkeys(kinds, size))
+        for size in (1.0, *_FAR_SMALLER)
+    )
+    one, two, three = steps
+    least = max(one, LEAST)
+    grows = two > 2 * _FAR_SMALLER[0] / SMALL * least and three > _GROWS * two
+    is_much = two >= _MUCH * max(usual, LEAST) and math.isfinite(three)
+    if not grows or not is_much or _is_added(seen, kinds):
+        return ""
+    return _EPSILON.format(
+        f"where all numbers are small the two differ more: by {usual:.1g} at usual "
+        f"size, by {two:.1g} at a 20th, by {three:.1g} at an 80th"
+    )
 
 
 def _differences(
@@ -167,22 +238,44 @@ def _by_size(seen: Influences, carrier: Carrier) -> str:
             f"It counts {share.factor:.2g} times as much in the old model: compare "
             "factors"
         )
-    if seen.agree_small(carrier):
+    small = seen.agree_where_small(carrier)
+    if small and not _agree_below_zero(seen, carrier):
+        return (
+            "Where numbers are small the two agree if vectors, such as biases, are "
+            "positive, and not if they are negative: typical of activations that "
+            "differ below zero, as ReLU and leaky ReLU"
+        )
+    if small or seen.agree_small(carrier):
         return (
             "Where numbers are small the two agree: typical of GELU by erf "
             "(PyTorch) or by tanh (JAX), of GELU and SiLU, a clip, a cap or the value "
             "of a mask"
         )
-    if not carrier.lost:
+    if small is None:
         return (
-            "Compare how it is used: the padding of a convolution, the offset and the "
-            "order of positions, the masks of attention, and their values"
+            f"Whether they agree where numbers are small, rounding hides: {_ACTIVATION}"
         )
-    return (
-        "The two differ where numbers are small, too: compare the activation "
-        "(ReLU, GELU, SiLU) or, if it is attention, the masks, their values, and "
-        "the scale of the scores"
-    )
+    if any(each.lost for each in seen.beside(carrier)):
+        return f"The two differ where numbers are small, too: {_ACTIVATION}"
+    if {*carrier.old} & seen.old.arrays:
+        return (
+            "The two differ where numbers are small, too: compare how it is used, as "
+            "the padding of a convolution, the offset and the order of positions, or "
+            "the masks of attention"
+        )
+    return "The two differ where numbers are small, too: compare step by step"
+
+
+def _agree_below_zero(seen: Influences, carrier: Carrier) -> bool:
+    """Return whether nothing says that models differ where vectors are negative.
+
+    Negative variances make no finite answers, which say nothing.
+    """
+    sizes = {"arrays": 1 / 16, "vectors": -1 / 16}
+    sides = seen.old, seen.new
+    if not all(np.isfinite(flat_of(side.answers(**sizes))).all() for side in sides):
+        return True
+    return seen.agree_where_small(carrier, -1) is not False
 
 
 def _without_layers(seen: Influences) -> str:
@@ -197,6 +290,11 @@ def _without_layers(seen: Influences) -> str:
             f"They agree once {names} are all zero, and not before: compare, in a "
             "layer, the order of norms and sums, the activation, what a router makes "
             "of its scores, and factors of what is added"
+        )
+    if not math.isfinite(left):
+        return (
+            f"Once {names} are all zero, one answers NaN, infinite numbers or other "
+            "integers"
         )
     text = f"They differ by {left:.2g} once {names} are all zero, too"
     cause = _past_layers(seen, units)

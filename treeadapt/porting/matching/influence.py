@@ -40,6 +40,8 @@ _FEWER = 20  # times less than the whole difference is none
 _FIRST_ORDER = 2.0**-10  # of a leaf's size, where its influence is nearly linear
 # All numbers, or arrays alone: small scores may be less than what answers round by.
 _SMALLER = ({"arrays": 1 / 16, "vectors": 1 / 16}, {"arrays": 1 / 4})
+_ALL_SMALL = 1 / 16, 1 / 4  # of all numbers
+_MEASURED = 0.1  # of an influence may rounding be
 _LESS = 5  # times less than at usual size is none
 _LEAST_FACTOR = 0.01  # that differs from 1
 _MOST_CARRIERS = 8
@@ -56,11 +58,13 @@ class Influence(NamedTuple):
         apart: how far they are apart, relative.
         factor: of the old influence, relative to the new one.
         rest: how far they are apart with that factor.
+        rounding: how far rounding the answers may put them apart.
     """
 
     apart: float
     factor: float
     rest: float
+    rounding: float
 
     @property
     def is_factor(self) -> bool:
@@ -358,19 +362,25 @@ class Influences:
         **options: float,
     ) -> Influence:
         """Compare how the answers of both sides change with a leaf."""
-        theirs, ours = (
-            flat_of(side.answers(unit, factor, names, **options))
-            - flat_of(side.answers(unit, 0.0, names, **options))
+        both = [
+            (
+                flat_of(side.answers(unit, factor, names, **options)),
+                flat_of(side.answers(unit, 0.0, names, **options)),
+            )
             for side, unit, names in zip(
                 (self.old, self.new), (old, new), zero, strict=True
             )
-        )
+        ]
+        theirs, ours = (usual - without for usual, without in both)
         square = float(ours @ ours)
         ratio = float(theirs @ ours) / square if square else math.nan
         length = float(np.linalg.norm(theirs)) or math.nan
         rests = (np.linalg.norm(theirs - c * ours) / length for c in (1.0, ratio))
         apart, rest = (float(np.nan_to_num(x, nan=math.inf)) for x in rests)
-        return Influence(apart, ratio, rest)
+        rounded = LEAST * float(np.linalg.norm(both[0][0]))
+        longest = max(float(np.linalg.norm(theirs)), math.sqrt(square))
+        rounding = rounded / longest if longest else math.inf
+        return Influence(apart, ratio, rest, rounding)
 
     def agree_small(self, carrier: Carrier) -> bool:
         """Return whether a leaf has the same influence where all numbers are small."""
@@ -380,3 +390,41 @@ class Influences:
             _LESS * self._influence(*unit, **sizes).apart <= whole.apart
             for sizes in _SMALLER
         )
+
+    def beside(self, carrier: Carrier) -> list[Carrier]:
+        """Return the carriers of the same thing: it, and what it goes through."""
+        same = [
+            other
+            for other in self.carriers()
+            if {*carrier.old} & self.old.arrays <= {*other.old} | other.lost
+        ]
+        return same or [carrier]
+
+    def agree_where_small(self, carrier: Carrier, sign: int = 1) -> bool | None:
+        """Return whether what goes through a leaf is the same where numbers are small.
+
+        Vectors are positive or negative, because ReLU and leaky ReLU agree on one side.
+        None if rounding hides it: then what the leaf makes is less than what answers
+        round by. So a leaf is also made as large as its influence got small, which
+        counts only if the two may agree without that: it must not make numbers large
+        that the two differ at.
+        """
+        seen: bool | None = None
+        for each in self.beside(carrier):
+            unit = each.old, each.new
+            most = self._influence(*unit, vectors=sign).apart / _LESS
+            for size in _ALL_SMALL:
+                sizes = {"arrays": size, "vectors": sign * size}
+                share = self._influence(*unit, **sizes)
+                if share.apart <= most:
+                    return True
+                if min(share.apart, 1.0) > share.rounding:
+                    seen = False
+                elif share.rounding <= _MEASURED:
+                    larger = (
+                        self._influence(*unit, factor=size**-power, **sizes)
+                        for power in (2, 1)
+                    )
+                    if any(x.apart <= most for x in larger):
+                        return True
+        return seen

@@ -79,10 +79,15 @@ class Verdict:
                 "of GELU. If that is meant, pass a tolerance of more than "
                 f"{USUAL_TOLERANCE:.0e}"
             )
+        if not math.isfinite(self.small):
+            return (
+                f"the answers differ by {self.usual:.2g}, and where numbers are small "
+                "those of one model are NaN, infinite or other integers"
+            )
         if self.usual <= tolerance:
             return (
-                f"the models differ where numbers are small, by {self.small:.2g}: "
-                "compare their epsilons"
+                f"the models differ where numbers are small, by {self.small:.2g}, and "
+                f"by {self.usual:.2g} at usual size: compare their epsilons"
             )
         return (
             f"all is paired, but as a whole the answers differ by {self.usual:.2g}, "
