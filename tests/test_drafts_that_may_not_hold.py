@@ -483,3 +483,38 @@ def test_a_cut_to_a_multiple_stays_marked(count, left):
     report = draft.check(source(count, 7), cut)
     assert report, str(report)
     assert [*marks(report).values()] == [left]
+
+
+# --- lists of layers ---
+
+
+def every_second(count: int, width: int) -> Leaves:
+    shapes = {}
+    for n in range(count):
+        shapes[f"block.{n}.ln"] = (width,)
+        for name in ("router",) if n % 2 else ("wi", "wo"):
+            shapes[f"block.{n}.{name}"] = (width, width + 2)
+    return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
+
+
+def in_two_stacks(leaves: Leaves) -> Leaves:
+    count = sum(path.endswith("ln") for path in leaves)
+    made = {}
+    for first, stack in enumerate(("dense", "m/moe")):
+        for name in ("router", "ln") if first else ("wi", "wo", "ln"):
+            every = [leaves[f"block.{n}.{name}"].T for n in range(first, count, 2)]
+            made[f"{stack}/{name}"] = np.stack(every, 1)
+    return made
+
+
+def test_a_list_of_every_second_layer_is_marked_as_numbers_and_keeps_it():
+    """As of Switch; the rows name no size, so that ``sizes`` would say nothing."""
+    draft = ta.draft_migration(every_second(6, 7), convert=in_two_stacks)
+    assert not draft.migration.sizes
+    marked = {row: mark for row, mark in marks(draft).items() if mark}
+    assert {*marked.values()} == {"numbers"}
+    report = draft.check(every_second(6, 11), in_two_stacks)
+    assert report, str(report)
+    assert {row: mark for row, mark in marks(report).items() if mark} == marked
+    assert "other numbers have no row" in str(report)
+    assert not draft.check(every_second(8, 11), in_two_stacks)

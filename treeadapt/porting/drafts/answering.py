@@ -44,6 +44,10 @@ _OF_A_LIST = (
     "no size answers for a list that gives numbers other ones; see the code, and "
     "delete the mark if all models have this one"
 )
+_OF_NUMBERS = (
+    "no size answers for a list of numbers, and other numbers have no row; where all "
+    "models have these, delete the mark"
+)
 _WAYS = {
     "groups": (
         "no shape says how many groups of heads there are; if these models had "
@@ -457,6 +461,8 @@ class _Counts:
             for above in places
             if len(self._news[above]) < 2 * len(self._olds[above])
         }
+        if not (places or rows):
+            return _OF_NUMBERS
         if not few:
             return f"other rows fill the same places; {_IF_ALL}"
         names = ", ".join(f"after {name!r} ({counts})" for name, counts in few.items())

@@ -524,7 +524,7 @@ def _rows_with_a_name(
                 return rows
             if rows and in_order and all(map(_is_ascending, rows)):
                 note = "these numbers were seen at this size alone"
-                return [row.marked("sizes", note) for row in rows]
+                return [row.marked("numbers", note) for row in rows]
     return None
 
 
