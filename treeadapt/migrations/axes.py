@@ -121,6 +121,27 @@ def names_of(axes: Axes, part: int) -> list[str]:
     return [name for axis in axes for name in axis.product(part)]
 
 
+def run_together(
+    one: Iterable[str], two: Iterable[str], captured: Iterable[str]
+) -> str:
+    """Return the name on one of two sides that may be several, without spaces.
+
+    Its letters are those of a name of the other side, but for what paths capture.
+
+    Example:
+        >>> run_together(["oi"], ["lio"], ["l"]), run_together(["kv"], ["q"], [])
+        ('lio', '')
+    """
+    pairs = itertools.product(sorted({*one}), sorted({*two}))
+    for pair in pairs:
+        short, long = sorted(pair, key=len)
+        letters = {*short}, {*long}
+        is_alike = letters[0] <= letters[1] <= letters[0].union(captured)
+        if is_alike and long.isalpha() and 1 < len(short) == len(letters[0]):
+            return long
+    return ""
+
+
 def renamed(axes: Axes, names: Mapping[str, str]) -> Axes:
     """Return axes with other names.
 

@@ -22,11 +22,11 @@ from treeadapt.migrations.problems import (
     turned_rows,
     with_nearest,
 )
-from treeadapt.migrations.rows import Row
+from treeadapt.migrations.rows import SPLIT, Row
 from treeadapt.migrations.spellings import HasPlace, spell, spelled
 from treeadapt.migrations.take import lengths_after, numbers_in
 from treeadapt.migrations.templates import Index, PathsByCapture, Template
-from treeadapt.text.names import listing
+from treeadapt.text.names import SHOWN, listing
 from treeadapt.trees.arrays import is_array, is_number
 from treeadapt.trees.describing import describe
 
@@ -239,6 +239,7 @@ def _spare(
 
 def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
     first: dict[str, Group] = {}
+    advice: dict[str, None] = {}
     for group in groups:
         targets = set()
         for target in group.filled:
@@ -250,7 +251,33 @@ def _check_clashes(groups: Sequence[Group], problems: Problems) -> None:
                 both = listing(dict.fromkeys(itertools.chain(*paths)))
                 text = f"{listing([target])}: {both}"
                 problems.add("clash", text, group.row, paths=[target])
+                if other.row is group.row:
+                    advice.setdefault(_what_tells_apart(group))
             targets.add(target)
+    problems.advice += filter(None, [*advice][:SHOWN])
+
+
+def _what_tells_apart(group: Group) -> str:
+    """Write how a row keeps leaves apart of which its target makes one name."""
+    row, path = group.row, next(group.source_paths)
+    if row.has_axes or len(row.sources) != 1 or len(row.targets) != 1:
+        return ""
+    (source,), (target,) = row.sources, row.targets
+    captures = source.path.match(path) or {}
+    kept = target.path.names
+    names = [
+        each.key for each in source.path.captures if not kept.issuperset(each.names)
+    ]
+    for name in names:
+        text = f"{{{name}}} is in {source.text!r:.200} and not in {target.text!r:.200}."
+        if not str(captures.get(name)).isdecimal():
+            return f"{text} Write it on both sides."
+        rows = (f"{source.text}{SPLIT}...", f"{target.text}{SPLIT}{name} ...")
+        return (
+            f"{text} To stack arrays along an axis, write {rows[0]!r:.200}: "
+            f"{rows[1]!r:.200}; else write it on both sides."
+        )
+    return ""
 
 
 def compare_target(

@@ -28,6 +28,7 @@ from treeadapt.migrations.axes import (
     parse_axes,
     parts_of,
     renamed,
+    run_together,
 )
 from treeadapt.migrations.operations import Notes, Values, parse_operations, refuse
 from treeadapt.migrations.take import taken_name
@@ -576,7 +577,7 @@ def _check_axes(row: Row) -> None:
                 refuse(address.text, problem, "Write it once")
     if row.lost:
         problem = f"{{{row.lost[0]}}} is neither in the target's path nor an axis of it"
-        refuse(row.text, problem, "Write it on both sides")
+        refuse(row.text, problem, _spaces(row) or "Write it on both sides")
     if row.values.multiply:
         return _check_factors(row)
     for source, one, target, two in row.pieces:
@@ -591,8 +592,20 @@ def _check_axes(row: Row) -> None:
             inside, outside = (left, right) if alone[0] in here else (right, left)
             near = Speller().nearest(alone[0], sorted(here & there), count=1)
             cure = f"Did you mean {near[0]!r}" if near else "Write each on both sides"
+            cure = _spaces(row) or cure
             problem = f"{listing(alone)} on one side only: in {inside.text!r:.200}, and"
             refuse(row.text, f"{problem} not in {outside.text!r:.200}", cure)
+
+
+def _spaces(row: Row) -> str:
+    """Write that names of axes have spaces between them, if some may lack them."""
+    one, two = (
+        [name for each in side for name in every_name(each.axes)]
+        for side in (row.sources, row.targets)
+    )
+    captured = set().union(*(each.path.names for each in row.sources))
+    name = run_together(one, two, captured)
+    return f"Write spaces between axes: {' '.join(name)!r}" if name else ""
 
 
 def _check_factors(row: Row) -> None:

@@ -640,9 +640,13 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
     if isinstance(rules, str | os.PathLike):
         cure = " A file of rules is read by treeadapt.load_rules(path)."
     elif isinstance(rules, FunctionType):
+        # Of a path alone, or of a path and a leaf.
+        is_of_leaves = rules.__code__.co_argcount - len(rules.__defaults__ or ()) > 1
+        call = "path, leaf" if is_of_leaves else "path"
+        flat = "treeadapt.split(model)[0]" + ".items()" * is_of_leaves
         cure = (
-            " A function of a path makes one: {treeadapt.escape(path): function(path) "
-            "for path in treeadapt.split(model)[0]}."
+            f" A function of a path makes one: {{treeadapt.escape(path): "
+            f"function({call}) for {call} in {flat}}}."
         )
     raise RulesError(
         "Rules are a mapping from patterns to values, or ordered (pattern, value) "

@@ -201,9 +201,11 @@ def carry_state(
     report = report_of(table, None if is_abstract else init_of_arrays(tx, params))
     fits = report.carried or report.misshaped or report.ambiguous or report.unmoved
     old_arrays = [name for name, leaf in table.old.items() if is_array(leaf)]
-    if report.fresh and old_arrays and not fits:
+    # What has leaves and no array is not a state: one without moments has no leaf.
+    old_names = old_arrays or [*table.old]
+    if report.fresh and old_names and not fits:
         model = view_tree(fast_params(params)).plan
-        text = nothing_carried(new.plan, view.plan, old_arrays, model)
+        text = nothing_carried(new.plan, view.plan, old_names, model)
         said += [] if report.reset else [text]
     report = dataclasses.replace(report, warnings=(*said, *report.warnings))
     if report.ambiguous:
