@@ -136,7 +136,8 @@ def test_shards_hold_the_leaves_in_order_and_are_full(sizes, limit):
 
 
 def test_a_tree_without_leaves_is_an_index(tmp_path):
-    ta.save(tmp_path / "x", {"a": None}, max_shard_bytes=5)
+    with pytest.warns(ta.TreeAdaptWarning, match="Nothing is saved"):
+        ta.save(tmp_path / "x", {"a": None}, max_shard_bytes=5)
     assert os.listdir(tmp_path / "x") == [INDEX]
     assert ta.load(tmp_path / "x") == {}
 

@@ -640,18 +640,30 @@ def _pairs(rules: Any) -> Sequence[tuple[Any, Any]]:
     if isinstance(rules, str | os.PathLike):
         cure = " A file of rules is read by treeadapt.load_rules(path)."
     elif isinstance(rules, FunctionType):
-        # Of a path alone, or of a path and a leaf.
-        is_of_leaves = rules.__code__.co_argcount - len(rules.__defaults__ or ()) > 1
-        call = "path, leaf" if is_of_leaves else "path"
-        flat = "treeadapt.split(model)[0]" + ".items()" * is_of_leaves
-        cure = (
-            f" A function of a path makes one: {{treeadapt.escape(path): "
-            f"function({call}) for {call} in {flat}}}."
-        )
+        cure = f" If it is one of a path, make rules of it: {rules_of_function(rules)}."
     raise RulesError(
         "Rules are a mapping from patterns to values, or ordered (pattern, value) "
         f'pairs: {{"encoder": "frozen", "**": "train"}}; got a {type(rules).__name__}.'
         + cure
+    )
+
+
+def rules_of_function(function: Any) -> str:
+    """Write how a function of a path, or of a path and a leaf, becomes rules.
+
+    Example:
+        >>> rules_of_function(lambda path: "train").partition(" for ")[0]
+        'treeadapt.Rules({treeadapt.escape(path): function(path)'
+    """
+    takes_leaves = False
+    if isinstance(function, FunctionType):
+        num_defaults = len(function.__defaults__ or ())
+        takes_leaves = function.__code__.co_argcount - num_defaults > 1
+    call = "path, leaf" if takes_leaves else "path"
+    flat = "treeadapt.split(model)[0]" + ".items()" * takes_leaves
+    return (
+        f"treeadapt.Rules({{treeadapt.escape(path): function({call}) for {call} in "
+        f"{flat}}})"
     )
 
 

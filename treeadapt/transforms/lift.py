@@ -16,6 +16,7 @@ import jax
 from treeadapt.errors import SelectorError, UnmatchedPathError, UnusedRuleError
 from treeadapt.selection.answers import Answers
 from treeadapt.selection.decision import STATIC
+from treeadapt.selection.rules import rules_of_function
 from treeadapt.selection.whole_tree import Question
 from treeadapt.text.names import MAX_LISTED, listing, paths_text, plural
 from treeadapt.transforms.state_map import above
@@ -24,10 +25,6 @@ from treeadapt.trees.describing import describe
 from treeadapt.trees.views import Plan, TreeView, view_tree
 
 _OF_PATHS = [("path",), ("name",), ("key",)]  # arguments
-_BY_PATH = (
-    "If it is one of a path, make rules of it: treeadapt.Rules({treeadapt.escape(path):"
-    " function(path) for path in treeadapt.split(model)[0]})."
-)
 
 
 class Lifted(Question):
@@ -134,7 +131,10 @@ def _called(function: Any, view: TreeView) -> Any:
     try:
         return function(arrays_of(view))
     except (AttributeError, TypeError) as error:
-        error.add_note(f"The function is called once, with the whole tree. {_BY_PATH}")
+        error.add_note(
+            "The function is called once, with the whole tree. If it is one of a path, "
+            f"make rules of it: {rules_of_function(function)}."
+        )
         raise
 
 
@@ -148,7 +148,8 @@ def _require_function_of_trees(asked: Any) -> None:
     if code is not None and code.co_varnames[: code.co_argcount] in _OF_PATHS:
         raise SelectorError(
             f"A function of {code.co_varnames[0]!r} was called once, with the whole "
-            f"tree, and gave one answer for all leaves. {_BY_PATH}"
+            "tree, and gave one answer for all leaves. If it is one of a path, make "
+            f"rules of it: {rules_of_function(asked)}."
         )
 
 
