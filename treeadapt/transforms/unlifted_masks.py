@@ -160,9 +160,13 @@ def refuse_labels_as_mask(tx: Any, whole: TreeView, flat: FlatDict) -> None:
     Raises:
         TransformError: it names the selector that it may have meant.
     """
-    for name, mask in _held_by_optax(tx):
-        is_asked = isinstance(mask, Lifted) or not isinstance(mask, Question)
-        if _MASK.search(name) and is_asked and is_function(mask):
+    masks = {
+        id(mask): (name, mask)  # init and update hold it
+        for name, mask in _held_by_optax(tx)
+        if _MASK.search(name) and is_function(mask)
+    }
+    for name, mask in masks.values():
+        if isinstance(mask, Lifted) or not isinstance(mask, Question):
             _refuse_labels(name, _ask(mask, whole, flat).values())
 
 
