@@ -58,23 +58,12 @@ class Moved:
 
 @dataclasses.dataclass
 class Axes:
-    """The orders of all pairs; ``left`` has those that answer right so far.
-
-    Attributes:
-        models: both models.
-        family: the orders that are allowed.
-        pairing: a partner for each part.
-        rng: of all draws.
-        is_exact: whether what is merely near is wrong.
-        refused: why nothing answers right.
-        tolerance: how far blind answers that are equal are apart.
-    """
+    """The orders of all pairs; ``left`` has those that answer right so far."""
 
     models: Models
     family: OrderFamily
     pairing: Pairing
     rng: np.random.Generator
-    is_exact: bool = False
     refused: str = "no order of axes answers right"
     tolerance: float = 0.0
 
@@ -99,8 +88,7 @@ class Axes:
         idle = refused = 0
         for kind in range(1, _MOST_ROUNDS):
             is_last = all(len(each) == 1 for each in left)
-            is_near_enough = is_last and not self.is_exact
-            if self._apart(left) <= (NEAREST if is_near_enough else self.tolerance):
+            if self._apart(left) <= (NEAREST if is_last else self.tolerance):
                 yield tuple(self._moved(left))
             if is_last or idle >= KINDS - 1:
                 break
@@ -219,9 +207,7 @@ class Axes:
             }
             errors.append(base.apart(wanted, base.new(shown)))
         near = _NEARLY * min(errors, default=0.0)
-        most = base.usual
-        if not self.is_exact:
-            most = min(max(most, near), max(base.tolerance, rounded))
+        most = min(max(base.usual, near), max(base.tolerance, rounded))
         right = [(c, e) for c, e in zip(choices, errors, strict=True) if e <= most]
         right.sort(key=lambda pair: pair[1] > max(near, _SURELY))
         return tuple(choice for choice, _ in right)

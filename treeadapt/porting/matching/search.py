@@ -10,9 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -61,27 +60,11 @@ _MOST_CHANGED = 4  # cuts for which numbers plus one are looked for
 _MOST_TURNED = 3  # cuts for which heads may be last, and parts in another order
 _MOST_SOLUTIONS = 3  # of one pairing
 _MOST_EVALUATIONS = 1_000  # of one cut and one family of orders
-_SURELY_NEAR = 0.02  # a difference as a whole, with which no order is wrong
-_MOST_OF_EXACT = 4  # pairings where other models are near with simpler orders
 _MOST_OF_PART = 40  # evaluations more for each part
 _FEWER_LATER = 4  # times fewer with orders for which nearly all numbers are alike
 
 #: Parts of the source and of the target that come out even.
 Cut = tuple[list[ModelPart], list[ModelPart]]
-
-
-class NearFamily(NamedTuple):
-    """Orders with which blind answers are near, but not the same.
-
-    Attributes:
-        family: the orders.
-        groups: the parts that could be each other.
-        noise: how far the answers are apart.
-    """
-
-    family: OrderFamily
-    groups: Sequence[LikeParts]
-    noise: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +175,7 @@ class Search:
         # A sum of any two vectors of one length makes up for one that is missing.
         are_sums = all(any(p.places[1:] for p in sources) for sources, _ in every)
         self.missing = missing_leaf(*shapes) if are_sums else ""
-        self.near: list[NearFamily] = []
+        self.near: list[tuple[OrderFamily, Sequence[LikeParts]]] = []
         found = self._first_of(
             itertools.chain(
                 (self._over(cut, {}, TIERS[:2]) for cut in every),
@@ -201,8 +184,6 @@ class Search:
         )
         if not every or found is not None or self.nearest is not None:
             return found
-        later = () if self.near else every[:_MOST_TURNED]  # they were tried
-        self.near.clear()
         self._look_at(self.cuts)
         found = self._first_of(
             itertools.chain(
@@ -214,7 +195,7 @@ class Search:
                     self._changed(cut, finds=True, with_factors=True)
                     for cut in self.likeliest
                 ),
-                (self._over(cut, {}, TIERS[2:]) for cut in later),
+                (self._over(cut, {}, TIERS[2:]) for cut in every[:_MOST_TURNED]),
                 self._over_near(()),
             )
         )
@@ -299,8 +280,6 @@ class Search:
         cut: Cut,
         changes: Mapping[str, tuple[float, float]],
         tiers: Sequence[int],
-        *,
-        is_exact: bool = False,
     ) -> Found | None:
         """Return what answers right with one cut, in the simplest family of orders."""
         for tier in tiers:
@@ -314,14 +293,13 @@ class Search:
                 continue
             if noise > ROUNDED and not changes:
                 found = None
-                least = min((near.noise for near in self.near), default=math.inf)
-                if tier in TIERS[:2] and noise < least:
+                if tier in TIERS[:2]:
                     found = self._changed(
                         cut, finds=True, with_factors=True, tiers=(tier,)
                     )
-                self.near.append(NearFamily(family, groups, noise))
+                self.near.append((family, groups))
             else:
-                found = self._limited(family, groups, is_exact=is_exact)
+                found = self._limited(family, groups)
             if found is not None or self.nearest is not None:
                 return found
         return None
@@ -329,29 +307,16 @@ class Search:
     def _over_near(self, cuts: Sequence[Cut]) -> Iterator[Found | None]:
         """Yield what answers right where it is near without changes, but not the same.
 
-        The models may differ a little, or lack a change: see ``ROUNDED``. Unless they
-        are near as a whole, later orders with which answers are the same come first,
-        because what is near pairs all parts, too.
+        The models may differ a little, or lack a change: see ``ROUNDED``. Later orders
+        with which answers are the same are tried first, because what is near pairs all
+        parts, too.
         """
-        simple = [near for near in self.near if near.family.tier in TIERS[:2]]
-        found = nearest = None
-        for near in simple:
-            self.models.new.changes = {}
-            found = self._limited(near.family, near.groups)
-            nearest, self.nearest = self.nearest, None
-            if found is not None or nearest is not None:
-                break
-        is_sure = nearest is not None and nearest.verdict.usual <= _SURELY_NEAR
-        try:
-            if self.near and found is None and not is_sure:
-                for cut in cuts[:_MOST_TURNED]:
-                    yield self._over(cut, {}, TIERS[2:], is_exact=True)
-        finally:
-            self.nearest = nearest
-        yield found
+        if self.near:
+            yield from (self._over(cut, {}, TIERS[2:]) for cut in cuts[:_MOST_TURNED])
         self.models.new.changes = {}
-        for near in () if simple else self.near:
-            yield self._limited(near.family, near.groups)
+        for family, groups in self.near:
+            yield self._limited(family, groups)
+        self.near.clear()
 
     def _noise(self, family: OrderFamily, groups: Sequence[LikeParts]) -> float:
         """Return how far apart answers are that no order changes, if that is near."""
@@ -363,11 +328,7 @@ class Search:
         return noise
 
     def _limited(
-        self,
-        family: OrderFamily,
-        groups: Sequence[LikeParts],
-        *,
-        is_exact: bool = False,
+        self, family: OrderFamily, groups: Sequence[LikeParts]
     ) -> Found | None:
         """Return what answers right within some evaluations, which end a wrong cut."""
         left = self.models.left
@@ -376,7 +337,7 @@ class Search:
         most //= 1 if family.tier in TIERS[:2] else _FEWER_LATER
         self.models.left = min(left, most)
         try:
-            return self._within(family, groups, is_exact=is_exact)
+            return self._within(family, groups)
         except DeadEndError as error:
             self._note(str(error))
             return None
@@ -387,22 +348,18 @@ class Search:
         finally:
             self.models.left += left - min(left, most)
 
-    def _within(
-        self, family: OrderFamily, groups: Sequence[LikeParts], *, is_exact: bool
-    ) -> Found | None:
+    def _within(self, family: OrderFamily, groups: Sequence[LikeParts]) -> Found | None:
         """Return what answers right with some orders; keeps the nearest otherwise."""
         changes = dict(self.models.new.changes)
-        every = pairings(self.models, family, groups, self.rng, self.named)
-        for pairing in itertools.islice(every, _MOST_OF_EXACT if is_exact else None):
-            axes = Axes(self.models, family, pairing, self.rng, is_exact)
+        for pairing in pairings(self.models, family, groups, self.rng, self.named):
+            axes = Axes(self.models, family, pairing, self.rng)
             try:
                 for solution in itertools.islice(axes.solutions(), _MOST_SOLUTIONS):
                     rest = pairing.tied, changes, family, groups
                     found = self._judged(Found(solution, *rest))
                     if found.verdict.is_right(self.tolerance):
                         return found
-                    if not is_exact:
-                        self._keep(found)
+                    self._keep(found)
             except DeadEndError as error:
                 self._note(str(error))
             if not pairing.tied or self.nearest is not None:
