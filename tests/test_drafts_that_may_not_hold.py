@@ -162,39 +162,31 @@ def layers(count: int, width: int) -> Leaves:
     return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
 
 
-def halved_every(period: int) -> Convert:
-    """As RWKV divides what its later layers add."""
+def of_layers(changed: Callable[[int, Any], Any]) -> Convert:
+    """Change what goes out of each layer, by its number."""
 
     def convert(leaves: Leaves) -> Leaves:
-        made = {}
-        for path, leaf in leaves.items():
-            factor = np.float32(2.0 ** -(int(path.split(".")[1]) // period))
-            made[f"b/{path}"] = leaf * factor if "out" in path else leaf
-        return made
+        return {
+            f"b/{path}": changed(int(path.split(".")[1]), leaf)
+            if "out" in path
+            else leaf
+            for path, leaf in leaves.items()
+        }
 
     return convert
+
+
+def halved_every(period: int) -> Convert:
+    """As RWKV divides what its later layers add."""
+    return of_layers(lambda n, leaf: leaf * np.float32(2.0 ** -(n // period)))
 
 
 def turned_every(period: int) -> Convert:
-    def convert(leaves: Leaves) -> Leaves:
-        made = {}
-        for path, leaf in leaves.items():
-            is_last = (int(path.split(".")[1]) + 1) % period == 0
-            made[f"b/{path}"] = leaf.T if "out" in path and is_last else leaf
-        return made
-
-    return convert
+    return of_layers(lambda n, leaf: leaf if (n + 1) % period else leaf.T)
 
 
 def turned_from(period: int) -> Convert:
-    def convert(leaves: Leaves) -> Leaves:
-        made = {}
-        for path, leaf in leaves.items():
-            is_first = int(path.split(".")[1]) % (2 * period) == 0
-            made[f"b/{path}"] = leaf.T if "out" in path and is_first else leaf
-        return made
-
-    return convert
+    return of_layers(lambda n, leaf: leaf if n % (2 * period) else leaf.T)
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])

@@ -55,10 +55,7 @@ DIFFERENT = {
     "GELU by tanh": (lambda: of_encoder(exact=False), ["down", KIND]),
     "clip": (lambda: of_decoder(clip=0.1), ["down", "clip"]),
     "residual": (lambda: of_decoder(residual=0.7), ["factors of what is added"]),
-    "router": (
-        lambda: experts(renormalised=False),
-        ["experts"],
-    ),
+    "router": (lambda: experts(renormalised=False), ["experts"]),
     "residual of a map": (lambda: blocks(skips=False), ["that the old model lacks"]),
     "pooling": (lambda: convolutions(pool="max"), ["pooling", "stem"]),
     "shift of the answers": (lambda: ELSEWHERE["a shift of the answers"], [NORMS]),

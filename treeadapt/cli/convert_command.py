@@ -225,13 +225,15 @@ def _require_folder(like: str) -> None:
     if Path(like).is_dir():
         return
     what = "not a folder" if Path(like).exists() else "not there"
-    cure = "Name the folder of a model whose config.json and tokenizer files are to be "
-    cure += "copied."
+    cure = (
+        "Name the folder of a model whose config.json and tokenizer files are to be "
+        "copied."
+    )
     if command := locating.download_command(like.removeprefix("hf://")):
         cure = (
             f"Name the folder that {command} --exclude '*.safetensors' prints, if it "
+            "is a model of the Hugging Face Hub."
         )
-        cure += "is a model of the Hugging Face Hub."
     elif Path(like).name == CONFIG and Path(like).exists():
         cure = f"Name its folder, {listing([str(Path(like).parent)])}."
     raise CheckpointError(f"--like has {listing([like])}, which is {what}. {cure}")

@@ -26,9 +26,7 @@ from treeadapt.porting.drafts.rows import (
 )
 
 #: Marks of numbers that were seen at one size: an equal result at another shows them.
-ANSWERED = frozenset(
-    {"groups", "length", "numbers", "order", "scale", "sizes"},
-)
+ANSWERED = frozenset({"groups", "length", "numbers", "order", "scale", "sizes"})
 
 #: Shapes by path.
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]

@@ -38,8 +38,10 @@ _EPSILON = (
     "Flax, 1e-3 in Keras, 1e-12 in BERT)"
 )
 _SMALLER = "the smaller {}, the more the two differ{}"
-_ACTIVATION = "compare the activation (ReLU, GELU, SiLU) or, if it is attention, the "
-_ACTIVATION += "masks, their values, and the scale of the scores"
+_ACTIVATION = (
+    "compare the activation (ReLU, GELU, SiLU) or, if it is attention, the masks, "
+    "their values, and the scale of the scores"
+)
 
 
 def what_differs(seen: Influences, *, only_small: bool = False) -> Iterator[str]:
