@@ -402,6 +402,35 @@ def test_how_many_layers_come_first_keeps_its_mark():
     assert report, str(report)
     for table in (draft, report):
         assert marks(table)["layers.{l+dense}.ln : e"] == "sizes"
+        assert marks(table)["layers.{l}.ln : e"] == "sizes"
+
+
+def test_how_many_layers_come_first_in_two_towers_keeps_its_mark():
+    """No name of a size says two numbers; those before are of this model, too."""
+
+    def towers(first: int, second: int, more: int, width: int) -> Leaves:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, dense in (("enc", first), ("dec", second)):
+            shapes |= {f"{name}.{n}.ln": (width,) for n in range(dense + more)}
+            shapes[f"{name}.dense"] = (dense,)
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, more)
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for name in ("enc", "dec"):
+            every = [leaf for p, leaf in leaves.items() if p[:3] == name and "ln" in p]
+            dense = len(leaves[f"{name}.dense"])
+            made[f"{name}/dense"] = np.stack(every[:dense])
+            made[f"{name}/moe"] = np.stack(every[dense:])
+        return made
+
+    draft = ta.draft_migration(towers(2, 3, 4, 7), convert=convert)
+    report = draft.check(towers(2, 3, 19, 11), convert)
+    assert report, str(report)
+    for table in (draft, report):
+        moved = {row.text: row.notes.check for row in table.migration.rows if row.made}
+        assert {m for text, m in moved.items() if "ln" in text} == {"numbers"}
+    assert "draft a model with another number of these" in str(report)
 
 
 # --- sizes of other leaves, and what follows from one ---
@@ -475,6 +504,48 @@ def test_a_cut_to_a_multiple_stays_marked(count, left):
     report = draft.check(source(count, 7), cut)
     assert report, str(report)
     assert [*marks(report).values()] == [left]
+
+
+def to_odd(leaves: Leaves) -> Leaves:
+    whole = leaves["pos"]
+    return {"pos": np.pad(whole, ((0, 1 - len(whole) % 2), (0, 0)))}
+
+
+def test_a_length_that_is_made_odd_stays_marked():
+    def source(count: int, width: int) -> Leaves:
+        return float32({"pos": np.zeros((count, width))}, count)
+
+    draft = ta.draft_migration(source(12, 5), convert=to_odd)
+    report = draft.check(source(14, 7), to_odd)
+    assert report, str(report)
+    assert [*marks(report).values()] == ["length"]
+    assert "differs by no more than what is added" in str(report)
+    always = draft.check(
+        source(13, 7), lambda w: {"pos": np.pad(w["pos"], ((0, 1), (0, 0)))}
+    )
+    assert not always.left
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_as_many_zeros_as_registers_stay_marked(more):
+    def source(count: int, registers: int, width: int) -> Leaves:
+        shapes = {"pos": (count, width), "register": (registers, width)}
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
+
+    def convert(leaves: Leaves) -> Leaves:
+        before = len(leaves["register"]) + more
+        return leaves | {"pos": np.pad(leaves["pos"], ((before, 0), (0, 0)))}
+
+    draft = ta.draft_migration(source(16, 4, 7), convert=convert)
+    report = draft.check(source(25, 4, 11), convert)
+    assert report, str(report)
+    assert marks(report)["pos : o i"] == "length"
+    assert "it may be 4" in str(report)
+    always = draft.check(
+        source(25, 6, 11),
+        lambda w: w | {"pos": np.pad(w["pos"], ((4 + more, 0), (0, 0)))},
+    )
+    assert not always.left
 
 
 # --- lists of layers ---

@@ -6,6 +6,7 @@ was drafted at; gives the table without the marks that this shows to be right.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,8 +53,8 @@ _WAYS = {
         "several, delete the mark"
     ),
     "length": (
-        "another length of that axis answers it, where the two longer axes have no "
-        "divisor above what is added, nor the shorter ones one above what is cut off"
+        "a length of that axis which differs by no more than what is added, or cut "
+        "off, answers it"
     ),
     "numbers": _OF_A_LIST,
     "order": "another number of what the slice takes of answers it",
@@ -64,9 +65,14 @@ _OF_AS_MANY = (
     "the list is of {} in both models, and fits no other number: see the code, or "
     "draft a model with another one; where all models have as many, delete the mark"
 )
-_OF_ONE_LESS = (
+_OF_A_SIZE = (
     "it may be {}, of a size that is the same in both models: a model in which no size "
     "is {} answers it"
+)
+_OF_THOSE_BEFORE = (
+    "another row runs over those before, which are as many in both models: see the "
+    "code, or draft a model with another number of these; where all models have as "
+    "many, delete the mark"
 )
 _HALVES = 2
 #: Words of what a rotary embedding turns.
@@ -92,15 +98,17 @@ def answered(
         return rows, {"scale": powers}
     tables = [*zip(plan.tables, shapes, strict=True)]
     counts = [_Counts(*each) for each in tables]
+    as_long = {row: way for each in tables for row, way in _of_same_length(*each)}
     rows |= {
-        "length": _every(_of_other_length(*each) for each in tables),
+        "length": _every(_of_other_length(*each) for each in tables) - as_long.keys(),
         "numbers": _every(each.answered() for each in counts),
         "order": _every(_of_other_counts(*each) for each in tables),
         "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
     }
     of_numbers = {row: each.way(row) for each in counts for row in each.paths}
     of_lists = {row: way for table in plan.tables for row, way in _of_lists(table)}
-    return rows, {"scale": powers, "numbers": of_numbers, "order": of_lists}
+    reasons = {"scale": powers, "numbers": of_numbers, "order": of_lists}
+    return rows, reasons | {"length": as_long}
 
 
 def unanswered(
@@ -132,25 +140,43 @@ def with_stated_sizes(plan: Any, stated: Collection[str]) -> set[Row]:
     them, too. The halves that turn a head of queries or keys are two in all models:
     within its numbers, next to half of them, on one side outside and inside on the
     other. Of a size in a path, as of layers in a block, other models have other paths,
-    which no row takes; but what is added to a number there leaves paths as they are.
+    which no row takes; but what is added to a number there leaves paths as they are,
+    and which of these are left for other rows.
 
     Args:
         plan: of the tables.
         stated: names of sizes that a configuration states.
     """
-    return {
-        group.row
-        for table in plan.tables
-        for group in table.groups
-        for name in (table.sizes.keys() & group.row.names) - {*stated}
-        if not (_is_in_paths(group.row, name) or _is_of_halves(group, name))
-    }
+    named: set[Row] = set()
+    for table in plan.tables:
+        added: set[Pattern] = set()  # paths of which others have the first numbers
+        for group in table.groups:
+            names = (table.sizes.keys() & group.row.names) - {*stated}
+            if not names.isdisjoint(_added(group.row)):
+                added.update(map(template_of, group.source_paths))
+            if any(
+                not (_is_in_paths(group.row, name) or _is_of_halves(group, name))
+                for name in names
+            ):
+                named.add(group.row)
+        named |= {
+            group.row
+            for group in table.groups
+            if not added.isdisjoint(map(template_of, group.source_paths))
+        }
+    return named
+
+
+def _added(row: Row) -> set[str]:
+    """Return names of sizes that are added to numbers of paths."""
+    captures = (each for a in (*row.sources, *row.targets) for each in a.path.captures)
+    return {each.shift_name for each in captures if each.shift_name}
 
 
 def _is_in_paths(row: Row, name: str) -> bool:
     addresses = (*row.sources, *row.targets)
     captures = [each for address in addresses for each in address.path.captures]
-    if any(name == each.shift_name for each in captures):
+    if name in _added(row):
         return False
     return any(name in each.names for each in captures) or not any(
         name in every_name(each.axes) for each in addresses
@@ -215,7 +241,7 @@ def _of_same_power(
         By row, which power, and what would tell.
     """
     alike = {template_of(path): shape for path, shape in shapes.items()}
-    same = {*_same_sizes(shapes, leaves)}
+    same = {size for size in _same_sizes(shapes, leaves) if size > _HALVES}
     lengths: dict[Row, set[int]] = {}
     factors: dict[Row, set[float]] = {}
     offsets: dict[Row, set[float]] = {}
@@ -244,7 +270,7 @@ def _of_same_power(
         if powers:
             ways[row] = _way_of_powers(powers)
         elif one_less:
-            ways[row] = _OF_ONE_LESS.format(*one_less.keys(), *one_less.values())
+            ways[row] = _OF_A_SIZE.format(*one_less.keys(), *one_less.values())
     return ways
 
 
@@ -258,15 +284,14 @@ def _common(old: Sequence[int], new: Sequence[int]) -> Iterator[int]:
 def _same_sizes(shapes: Shapes, leaves: Mapping[str, Any]) -> Iterator[int]:
     """Yield lengths of axes, and counts of leaves, of any that both models have.
 
-    Such as the number of experts, which a factor of another leaf may follow from. Two
-    is in all models, as of halves.
+    Such as the number of experts, which a factor of another leaf may follow from.
     """
     olds, news = by_template(shapes), by_template(leaves)
     for template in olds.keys() & news.keys():
         old, new = olds[template], news[template]
         both = zip(shapes[old[0]], leaves[new[0]].shape, strict=False)
         for size, other in ((len(old), len(new)), *both):
-            if size == other > _HALVES:
+            if size == other:
                 yield size
 
 
@@ -290,7 +315,8 @@ def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
 
     A length that is the next multiple of a number, as of 8, may have the same padding
     twice: then the longer ones have a divisor that is more than the padding. So have
-    the shorter ones, where the last multiple is what is left of a length.
+    the shorter ones, where the last multiple is what is left of a length. One more or
+    less may be the next odd length.
     """
     resized: set[Row] = set()
     for group in plan.groups:
@@ -308,11 +334,26 @@ def _of_other_length(plan: Any, shapes: Shapes) -> set[Row]:
         shifts = (0, -1) if row.values.undoes else (1,)
         if all(
             old != new
+            and not (pad == 1 and (new - old) % 2 == 0)
             and all(math.gcd(old + n * pad, new + n * pad) <= pad for n in shifts)
             for pad, old, new in lengths
         ):
             resized.add(row)
     return resized
+
+
+def _of_same_length(plan: Any, shapes: Shapes) -> Iterator[tuple[Row, str]]:
+    """Yield the rows that add, or cut off, as much as a size that is as in the draft.
+
+    As zeros for registers, or one more for these and a class; and what would tell.
+    """
+    same = {*_same_sizes(shapes, plan.source)} - {1}
+    for row in dict.fromkeys(group.row for group in plan.groups):
+        for width in (sum(pair) for _, pair in row.values.pad):
+            if width in same:
+                yield row, _OF_A_SIZE.format(width, width)
+            elif width - 1 in same - {_HALVES}:
+                yield row, _OF_A_SIZE.format(f"{width - 1} + 1", width - 1)
 
 
 def _of_other_counts(plan: Any, shapes: Shapes) -> set[Row]:
@@ -433,8 +474,19 @@ class _Counts:
             row
             for row in more | following
             if all(self._filled.get(row, set()).isdisjoint(each) for each in fewer)
-            if not _is_renumbered(row)
+            if not (_is_renumbered(row) or row in self._next_to_others)
         }
+
+    @functools.cached_property
+    def _next_to_others(self) -> set[Row]:
+        """Rows that run over the numbers after some, and those that run over these."""
+        both: set[Row] = set()
+        for row, paths in self.paths.items():
+            captures = (each for a in row.sources for each in a.path.captures)
+            if any(each.shift for each in captures):
+                others = {o for o in self.paths if o != row and o.takes(paths[0])}
+                both |= others | {row} if others else set()
+        return both
 
     def _shared(self, row: Row) -> set[Pattern]:
         """Return the places that a row fills, of which there are several numbers."""
@@ -445,6 +497,8 @@ class _Counts:
         """Return what would answer the mark of a row."""
         if _is_renumbered(row):
             return _OF_A_LIST
+        if row in self._next_to_others:
+            return _OF_THOSE_BEFORE
         rows = [
             other for other in self._filled if self._shared(other) & self._shared(row)
         ]

@@ -59,6 +59,7 @@ class Use(NamedTuple):
         runs: whether it takes any number, or any after the first ones.
         names: whether there are numbers that it does not take.
         is_part: whether it would run, but for what it leaves to other rows.
+        is_after: whether it runs over those after a number, which no size says.
     """
 
     row: int
@@ -66,6 +67,7 @@ class Use(NamedTuple):
     runs: bool
     names: bool
     is_part: bool
+    is_after: bool
 
 
 class PathNumbers:
@@ -163,6 +165,7 @@ def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:
                     runs=takes_large,
                     names=is_new and (not takes_large or (is_shifted and not sized)),
                     is_part=is_shifted or is_listed,
+                    is_after=is_shifted and not sized,
                 )
                 yield PathNumber(side, template, position), use
         fewest = min((template.count(None) for template in templates), default=0)

@@ -108,6 +108,9 @@ def _named_among_others(
         if place.above in inner or is_name:
             continue
         are_alike = _are_only_renamed(place, [numbers.rows[u.row].row for u in uses])
+        if not (place.side or are_alike) and any(use.is_after for use in uses):
+            # How many are before what another row has is of this model, too.
+            named += ((use.row, _AMONG) for use in uses if use.runs and not use.names)
         for use in (use for use in uses if use.names):
             others = [other for other in uses if other.row != use.row]
             is_among = any(o.runs or o.is_part or use.is_part for o in others)

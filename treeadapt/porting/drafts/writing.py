@@ -21,6 +21,7 @@ from treeadapt.porting.drafts.rows import (
     DraftRow,
     Hole,
     Tokens,
+    template_of,
     tokens_of,
 )
 from treeadapt.porting.drafts.stated import NOTHING, ModelConfig
@@ -226,16 +227,17 @@ def with_first_layers(
         return [*rows], of_rows
     (count,) = counts
     key = stated.first.get(count, "")
-
-    def named(each: WrittenRow) -> WrittenRow:
-        row = each.row if key else each.row.marked("sizes")
-        return dataclasses.replace(each, row=row).respelled(sizes={count: _FIRST})
-
+    after = (e for e, own in zip(rows, counts_of, strict=True) if own)
+    templates = {template_of(p) for each in after for p in each.row.source_paths}
+    texts = []
+    for each, own in zip(rows, counts_of, strict=True):
+        # So do rows that have the numbers before: how many these are is that size.
+        rests_on_it = any(template_of(p) in templates for p in each.row.source_paths)
+        is_open = rests_on_it and not key
+        text = each.with_row(each.row.marked("sizes")) if is_open else each
+        texts.append(text.respelled(sizes={count: _FIRST}) if own else text)
     keys = of_rows.keys | ({_FIRST: key} if key else {})
     sizes = {**of_rows.sizes, _FIRST: count}
-    texts = [
-        named(each) if own else each for each, own in zip(rows, counts_of, strict=True)
-    ]
     return texts, WrittenSizes(sizes, keys, of_rows.open | {_FIRST})
 
 
