@@ -135,14 +135,23 @@ NUMBERS = re.compile(r"\{l(\+[0-9]+|=[0-9,]+)\}")
 def rests_on_numbers(draft: ta.MigrationDraft) -> bool:
     """Whether the rows of sizes that were seen have that mark, and no others any.
 
-    Rows that begin after blocks, or list some layers, say numbers of this model.
+    Rows that begin after blocks, or list some layers, say numbers of this model, and so
+    do those that have the layers before.
     """
     sizes = {*draft.migration.sizes}
+    rows = draft.migration.rows
+    after = {form_of(row.text): row.notes.check for row in rows if "+" in row.text}
     return all(
-        row.notes.check == ("sizes" if sizes & row.names else "")
+        row.notes.check
+        == ("sizes" if sizes & row.names else after.get(form_of(row.text), ""))
         or (row.notes.check == "numbers" and NUMBERS.search(row.text))
-        for row in draft.migration.rows
+        for row in rows
     )
+
+
+def form_of(text: str) -> str:
+    """The path of an address, whatever its captures are."""
+    return re.sub(r"\{[^}]*\}", "{}", text.split(" : ")[0])
 
 
 # --- from values ---
@@ -1558,6 +1567,26 @@ def test_the_summary_names_what_to_do_next(with_numbers):
     unlike = ta.draft_migration(abstract(source), shapes_of({"a": (5,)})).summary
     assert "ta.match_models" in unlike
     assert "find_wrong_rows" not in unlike
+
+
+def test_what_a_function_computes_otherwise_is_not_said_to_be_another_model():
+    source = float32({"a": np.zeros((5, 7)), "b": np.zeros(5)})
+    draft = ta.draft_migration(source, convert=lambda w: {"k": np.tanh(w["a"])})
+    assert "one model of one size" not in str(draft)
+    assert "Most of what the function makes has no row" in str(draft)
+
+
+@pytest.mark.parametrize("shape", [(15, 7), (23, 29), (5, 7)])
+@pytest.mark.parametrize("factor", [3**-0.5, 5**-0.5, 11**-0.5, 1 / 3, 0.57])
+def test_a_factor_is_found_at_any_shape(shape, factor):
+    """Two calls with other numbers round it otherwise."""
+    source = float32({"q": np.zeros(shape)})
+    draft = ta.draft_migration(
+        source, convert=lambda w: {"q": w["q"].T * np.float32(factor)}
+    )
+    assert not draft.missing
+    made = draft.migration(source)["q"]
+    np.testing.assert_allclose(made, source["q"].T * np.float32(factor), rtol=2e-7)
 
 
 def test_models_that_are_not_one_are_said_to_be():

@@ -489,6 +489,22 @@ def test_what_is_zero_of_no_leaf_is_listed():
     assert line in str(report)
 
 
+def test_what_is_zero_of_no_leaf_has_a_mark_that_no_size_answers(tmp_path):
+    draft = ta.draft_migration(blocks(2, 7), convert=flagged)
+    report = draft.check(blocks(4, 11), flagged)
+    for table in (draft, report.migration):
+        file = tmp_path / "table.toml"
+        file.write_text(table.to_toml())
+        assert ta.load_migration(file) == report.migration
+    file = tmp_path / "source.safetensors"
+    ta.save(file, blocks(4, 11))
+    like = {path: jnp.asarray(leaf) for path, leaf in flagged(blocks(4, 11)).items()}
+    with pytest.warns(UserWarning, match=r"'is_global' \(constant numbers\)"):
+        ta.load(file, like, migration=report.migration)
+    more = draft.check(blocks(12, 11), flagged)
+    assert more.forwards == {"[new]": ("is_global",)}
+
+
 @pytest.mark.parametrize(("count", "left"), [(21, "length"), (22, "")])
 def test_a_cut_to_a_multiple_stays_marked(count, left):
     def source(count: int, width: int) -> Leaves:

@@ -942,6 +942,21 @@ def test_a_part_of_a_segment_has_one_star(address, instead):
     assert f"For a part of one write {instead}." in said
 
 
+def test_what_fills_new_leaves_may_have_a_mark():
+    marked = {"h/*": {"fill": "zeros", "check": "ask Ann"}, "k": {"fill": "ones"}}
+    m = ta.Migration({"a": "b"}, new=marked)
+    plain = ta.Migration({"a": "b"}, new={"h/*": "zeros", "k": "ones"})
+    source = {"a": np.ones(3)}
+    target = {"b": np.ones(3), "h/w": np.ones(2), "k": np.zeros(2)}
+    assert not ta.tree_diff(m(source, target), plain(source, target), values=True)
+    assert "new 'h/w': zeros; check: ask Ann\n" in str(m.plan(source, target))
+    assert m != plain
+    assert plain == ta.Migration({"a": "b"}, new={**plain._new, "k": marked["k"]})
+    for odd in ({"fill": "two"}, {"fill": "zeros", "checks": "x"}, {"check": "x"}):
+        with pytest.raises(ta.MigrationError, match="Write 'zeros'"):
+            ta.Migration({"a": "b"}, new={"h": odd})
+
+
 # --- new= backwards ---
 
 HALVES = {"l/0/w": np.ones(2), "l/0/b": np.full(3, 2.0), "l/1/w": np.ones(2)}

@@ -242,7 +242,7 @@ def migrated(
         result = Source(
             moving.stored(), moving.read, moving.kept, problems, groups, before=result
         )
-    marks = [*filter(None, [unchecked_text(migration.rows)])]
+    marks = [*filter(None, [unchecked_text((*migration.rows, *migration._marked_new))])]
     marks += itertools.chain(*(table.unstated for table in migration.tables))
     remarks = (*marks, *selected_lines(plan), *unstated_lines(plan))
     is_part = problems.texts or _SHARD.search(str(stored.path))

@@ -579,6 +579,7 @@ def _print_migration(file: str | None, table: Migration, plan: MigrationPlan) ->
     if table.origin:
         click.echo(printable(f"The rows are {table.origin}."))
     unstated = itertools.chain(*(each.unstated for each in table.tables))
-    for text in (unchecked_text(plan.rows), *unstated, *selected_lines(plan)):
+    marks = unchecked_text((*plan.rows, *table._marked_new))
+    for text in (marks, *unstated, *selected_lines(plan)):
         if text:
             options.show_warning(text)

@@ -87,6 +87,12 @@ def planned(
                 f"sha256 = {base.sha256!r}."
             )
             faults.append(Finding(CHECK, None, text))
+    for entry in migration._marked_new:
+        text = (
+            f"[new] {entry.text!r:.200}: {entry.notes.check}. See the code of the new "
+            "model, then delete `check`."
+        )
+        faults.append(Finding(CHECK, None, text))
     for number, row in enumerate(plan.rows, 1):
         if row.notes.check:
             text = (

@@ -79,7 +79,7 @@ class FileTable(NamedTuple):
 
     rows: list[tuple[Any, Any]]
     sizes: dict[str, int]
-    new: dict[str, str]
+    new: dict[str, str | dict[str, str]]
     config: dict[str, str | list[str]]
     counts: dict[str, str | list[str]]
     base: BaseTable | None = None
@@ -210,7 +210,7 @@ def check_weight(path: str | os.PathLike[str], paths: Iterable[Template]) -> Non
 
 
 def write_tables(
-    tables: Sequence[tuple[Sequence[Row], Mapping[str, int], Mapping[str, str]]],
+    tables: Sequence[tuple[Sequence[Row], Mapping[str, int], Mapping[str, Any]]],
 ) -> str:
     """Write a migration file as TOML, the rows of each table last.
 
@@ -237,7 +237,7 @@ def write_tables(
 def lines_of_table(
     rows: Sequence[Row],
     sizes: Mapping[str, int],
-    new: Mapping[str, str],
+    new: Mapping[str, str | Mapping[str, str]],
     *,
     is_one_of_several: bool,
 ) -> list[str]:

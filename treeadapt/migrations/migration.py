@@ -72,7 +72,8 @@ class Migration:
         new: what fills leaves of the target that the source lacks, by path, in which
             ``*`` and ``**`` are wildcards: ``"zeros"``, ``"ones"``, or ``"target"`` to
             keep them. ``"dropped"`` keeps them too, may match nothing, and is left out
-            without a target; in an inverse it is what the rows drop.
+            without a target; in an inverse it is what the rows drop. With a mark, as
+            rows have, it is ``{"fill": "zeros", "check": "ask Ann"}``.
 
     Raises:
         MigrationError: a row is malformed; the message points at the column.
@@ -101,7 +102,7 @@ class Migration:
         table: Any,
         *,
         sizes: Mapping[str, int] | None = None,
-        new: Mapping[str, str] | None = None,
+        new: Mapping[str, str | Mapping[str, str]] | None = None,
     ) -> None:
         for name, mapping in (("sizes", sizes), ("new", new)):
             require_mapping(name, mapping)
@@ -111,13 +112,11 @@ class Migration:
         check_copies(self._rows)
         self._sizes = {name: self._size(name, n) for name, n in (sizes or {}).items()}
         self._new = dict(new or {})
-        for path, filling in self._new.items():
-            if not isinstance(path, str) or filling not in _FILLINGS:
-                raise MigrationError(
-                    f"new= has {path!r:.200}: {filling!r:.80}. Write 'zeros' or "
-                    "'ones', or 'target' or 'dropped' to keep what the target has."
-                )
-        self._added = tuple(parse_row(path, None, known) for path in self._new)
+        marked = {path: _filling(path, how) for path, how in self._new.items()}
+        self._added = tuple(
+            parse_row(path, (None, {"check": check}) if check else None, known)
+            for path, (_, check) in marked.items()
+        )
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -133,6 +132,17 @@ class Migration:
     def tables(self) -> tuple[Migration, ...]:
         """The tables of a chain, in order; of one table that alone."""
         return (self,)
+
+    @functools.cached_property
+    def _fillings(self) -> dict[str, str]:
+        """What fills new leaves, without marks."""
+        return {path: _filling(path, how)[0] for path, how in self._new.items()}
+
+    @property
+    def _marked_new(self) -> tuple[Row, ...]:
+        """What fills new leaves and has a mark, as rows of all tables."""
+        every = itertools.chain(*(table._added for table in self.tables))
+        return tuple(entry for entry in every if entry.notes.check)
 
     def then(self, other: Migration) -> Migration:
         """Return a migration that does ``other`` to what this one makes.
@@ -307,7 +317,7 @@ class Migration:
                     problems.add("unseen", text, group.row, paths=[path])
         needed = [
             path
-            for path, filling in self._new.items()
+            for path, filling in self._fillings.items()
             if filling != DROPPED and path not in self._new_if_lacking
         ]
         if needed and likes is None:
@@ -350,7 +360,8 @@ class Migration:
         by_row, _ = assign(self._added, [*left], problems)
         new: dict[str, str] = {}
         lost: list[str] = []
-        for (text, filling), matches in zip(self._new.items(), by_row, strict=True):
+        entries = self._fillings.items()
+        for (text, filling), matches in zip(entries, by_row, strict=True):
             if not matches and filling == DROPPED:
                 lost.append(text)
             elif not matches and text not in self._new_if_lacking:
@@ -444,7 +455,12 @@ class Migration:
 
     def _key(self) -> tuple[Any, ...]:
         return tuple(
-            (each._rows, frozenset(each._sizes.items()), tuple(each._new.items()))
+            (
+                each._rows,
+                frozenset(each._sizes.items()),
+                tuple(each._fillings.items()),
+                each._added,
+            )
             for each in self.tables
         )
 
@@ -617,6 +633,23 @@ def _check_leaves(group: Group, leaves: Mapping[str, Any], problems: Problems) -
         paths = listing(group.filled, limit=2)
         text = f"{paths} would be {dtype}, which needs {_X64}"
         problems.add("values", text, leaves=[*group.filled])
+
+
+def _filling(path: Any, how: Any) -> tuple[str, str]:
+    """Return what fills new leaves, and the mark of that; empty without one.
+
+    Raises:
+        MigrationError: it is something else.
+    """
+    fields = how if isinstance(how, Mapping) else {"fill": how}
+    filling, check = fields.get("fill"), fields.get("check", "")
+    is_known = {*fields} <= {"fill", "check"} and isinstance(check, str)
+    if not isinstance(path, str) or filling not in _FILLINGS or not is_known:
+        raise MigrationError(
+            f"new= has {path!r:.200}: {how!r:.80}. Write 'zeros' or 'ones', or "
+            "'target' or 'dropped' to keep what the target has."
+        )
+    return filling, check
 
 
 def require_mapping(name: str, value: Any) -> None:

@@ -50,11 +50,12 @@ def _title(plan: Any) -> str:
 def _remarks(plan: Any) -> list[str]:
     """What is to be said of the whole, as lines."""
     kept = dict.fromkeys(plan.kept)
-    lines = [
-        f"new {listing([path])}: {how}"
-        for path, how in plan.new.items()
-        if path not in kept
-    ]
+    marked = [row for place, row in plan.backwards if place is None and row.notes.check]
+    lines = []
+    for path, how in plan.new.items():
+        checks = [f"; check: {row.notes.check}" for row in marked if row.takes(path)]
+        if path not in kept:
+            lines.append(f"new {listing([path])}: {how}{''.join(checks[:1])}")
     if kept:
         text = f"{plural(len(kept), 'leaf')} dropped before, kept of the target"
         lines.append(f"{text}: {listing(fold(kept))}")

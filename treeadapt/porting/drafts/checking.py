@@ -29,6 +29,7 @@ from treeadapt.porting.drafts.inputs import read_side
 from treeadapt.text.names import fold, listing, plural
 
 _NOT_ALL = "there; on the way back not all comes back"
+_NEW = "[new]"
 _ONE_WAY = "there; what takes some of the numbers has no way back"
 
 
@@ -37,7 +38,8 @@ class DraftCheck:
     """What a table gives other than it should; false if there is something.
 
     Attributes:
-        forwards: by the text of a row, paths of the target whose numbers differ.
+        forwards: by the text of a row, or ``[new]``, paths of the target whose numbers
+            differ.
         backwards: by the text of a row, paths of the source that do not come back.
         problem: why the table does not run; empty if it does.
         num_leaves: how many leaves of the target were compared.
@@ -120,7 +122,7 @@ def blank_lines(migration: Migration) -> Iterator[str]:
     """
     every: dict[str, list[str]] = {}
     for table in migration.tables:
-        for path, blank in table._new.items():
+        for path, blank in table._fillings.items():
             every.setdefault(blank, []).append(path)
     for blank in filter(every.__contains__, BLANKS):
         names = listing(fold(every[blank]), limit=4)
@@ -199,6 +201,8 @@ def compared_with(
         dict(_differing(paths, *sides, computes=computes and is_chain))
         for paths, sides in ((forwards, (made, wanted)), (backwards, (back, leaves)))
     ]
+    new = [path for path in plan.new if not _is_same(made[path], wanted[path])]
+    odd[0] |= {_NEW: tuple(new)} if new else {}
     if any(odd):
         return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
     rows, reasons = answered(plan, shapes, leaves)
@@ -307,11 +311,16 @@ def _differing(
 
 
 def _agree(row: Row, source: Any, target: Any, *, computes: bool) -> bool:
+    if not (computes or row.values.cast):
+        return _is_same(source, target)
     if source.shape != target.shape or source.dtype != target.dtype:
         return False
-    if not (computes or row.values.cast):
-        return np.array_equal(as_bytes(source), as_bytes(target))
     return _are_near(source, target, 1e-5 if not row.values.cast else 2.0**-7)
+
+
+def _is_same(source: Any, target: Any) -> bool:
+    is_alike = source.shape == target.shape and source.dtype == target.dtype
+    return is_alike and np.array_equal(as_bytes(source), as_bytes(target))
 
 
 def _are_near(source: Any, target: Any, rtol: float) -> bool:

@@ -48,10 +48,12 @@ from treeadapt.porting.drafts.writing import as_table, is_of_path, written
 from treeadapt.text.names import fold, listing, natural
 
 EQUAL = "equal leaves"
+CONSTANT = "constant numbers"
 _LEAST_SHARE = 0.2  # of a leaf, before its numbers are evidence
 _LEAST_WITHIN = 0.05  # of a leaf, to find its order next to one other leaf
 _MOST_FACTORS = 64  # leaves that are compared one by one
 _MOST_NUMBERS = 2**24  # that are sorted
+_ROUNDED = 1e-6  # of a factor that float32 numbers show
 
 #: Reads the array of a path, of the first or the second call.
 Read: TypeAlias = Callable[[int, str], np.ndarray]
@@ -436,10 +438,13 @@ class Evidence:
         """Return the rows of leaves that are one multiple of others, in all calls."""
         tried = (self._multiple(n, olds, news, crops) for n in range(len(self.calls)))
         multiples = [each for each in tried if each]
-        lines = {(each.scale, each.offset) for each in multiples}
-        if len(multiples) < len(self.calls) or len(lines) > 1:
+        scales, offsets = {m.scale for m in multiples}, {m.offset for m in multiples}
+        scale = min(scales, key=lambda scale: len(f"{scale!r}"), default=1.0)
+        # Each call rounds the factor otherwise.
+        is_one = np.allclose([*scales], scale, rtol=_ROUNDED, atol=0)
+        if len(multiples) < len(self.calls) or len(offsets) > 1 or not is_one:
             return []
-        ((scale, offset),) = lines
+        (offset,) = offsets
         if not offset:
             scale = exact_factor(scale, self._factored(olds, multiples))
 
@@ -559,7 +564,7 @@ class Evidence:
             is_live = self.fits(row) and self.gives(row)
             if is_live and all(map(self._is_a_number_of_its_own, row.target_paths)):
                 return [dataclasses.replace(row, evidence="values", checks=())]
-            row = row.marked("constant numbers") if is_live else row
+            row = row.marked(CONSTANT) if is_live else row
             return [dataclasses.replace(row, is_live=is_live)]
         if rows := self._within(row):
             return rows

@@ -14,7 +14,7 @@ from treeadapt.migrations.counts import Count
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.plan import BLANKS
 from treeadapt.porting.drafts.answering import run_over
-from treeadapt.porting.drafts.evidence import Evidence
+from treeadapt.porting.drafts.evidence import CONSTANT, Evidence
 from treeadapt.porting.drafts.groups_of_heads import with_groups_doubted
 from treeadapt.porting.drafts.inputs import Side
 from treeadapt.porting.drafts.links import find_links, leaf_of
@@ -52,6 +52,10 @@ _MANY_LEAVES = 50_000  # too many to see which rows could do without a list
 _FEW_PAIRS = (
     "Most leaves have no partner: these do not look like one model of one size. Where "
     "sizes differ, draft on two models of one size: the table is that of all sizes."
+)
+_COMPUTED = (
+    "Most of what the function makes has no row: it is computed otherwise than by "
+    "moving numbers, a factor, an offset, a sum, zeros or a cast."
 )
 
 
@@ -133,7 +137,11 @@ def finished(
     notes += [note] if note else []
     made = {path for row in united for path in row.target_paths}
     constants = {blank: _constants(evidence, made, blank) for blank in BLANKS}
-    new = {text: blank for blank, every in constants.items() for text in every}
+    new = {
+        text: {"fill": blank, "check": CONSTANT}
+        for blank, every in constants.items()
+        for text in every
+    }
     migration = as_table(texts, of_rows, new)
     pairs = _pairs(migration, united, source, target)
     filled = {path for targets in pairs.values() for path in targets}
@@ -153,7 +161,7 @@ def finished(
     shared = _sharing(source, target, unexpected, missing)
     few = len(pairs) * 2 < len(source.leaves) and len(filled) * 2 < len(target.leaves)
     if few and not shared and NO_ROW not in notes:
-        notes.append(_FEW_PAIRS)
+        notes.append(_FEW_PAIRS if unread is None else _COMPUTED)
     notes += _size_notes(united, source, target)
     return MigrationDraft(
         migration,

@@ -145,7 +145,7 @@ def alone(texts: tuple[str, ...]) -> Any:
 def as_table(
     rows: Iterable[WrittenRow],
     of_rows: WrittenSizes,
-    new: Mapping[str, str] | None = None,
+    new: Mapping[str, Any] | None = None,
 ) -> Migration:
     """Return the table of some rows."""
     sizes = of_rows.sizes or None

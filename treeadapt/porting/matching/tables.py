@@ -142,7 +142,7 @@ def _checked(row: Row, integers: Sequence[str]) -> tuple[Any, Any]:
 def with_rows(
     table: Migration,
     rows: Iterator[tuple[Any, Any]],
-    new: Mapping[str, str] | None = None,
+    new: Mapping[str, Any] | None = None,
 ) -> Migration:
     """Return a table with other rows, and the same sizes."""
     return Migration([*rows], sizes=table.sizes, new=new)
