@@ -162,20 +162,31 @@ def run(race: Race, *, budget_s: float) -> list[Result]:
     return [_result(race, name, samples) for name in names]
 
 
-def run_apart(module: str, devices: int, *arguments: object) -> dict[str, float]:
+def run_apart(
+    module: str,
+    devices: int,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, float]:
     """Run a module in a process of its own; return what its last line of JSON says.
 
     Args:
         module: its name; it prints what it measured.
         devices: how many of the CPU it has.
         arguments: of its command line.
+        environment: further variables of its environment.
     """
     flags = f"--xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         check=True,
         stdout=subprocess.PIPE,
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags,
+            "JAX_PLATFORMS": "cpu",
+            **(environment or {}),
+        },
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
