@@ -428,6 +428,33 @@ def test_a_mark_that_no_size_answers_says_so():
     assert not odd.left
 
 
+def test_stages_of_which_more_have_no_row_are_not_asked_for():
+    """As of Swin, whose blocks are counted through, and merged between stages."""
+
+    def stages(depths: tuple[int, ...], width: int) -> Leaves:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for stage, depth in enumerate(depths):
+            size = width * 2**stage
+            shapes |= {f"layers.{stage}.blocks.{n}.w": (size,) for n in range(depth)}
+            shapes[f"layers.{stage}.merge.w"] = (size, size + 1)
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()})
+
+    def convert(leaves: Leaves) -> Leaves:
+        blocks = [leaf for path, leaf in leaves.items() if "blocks" in path]
+        merged = [leaf.T for path, leaf in leaves.items() if "merge" in path]
+        made = {f"merge_{n}/w": leaf for n, leaf in enumerate(merged)}
+        return made | {f"block_{n}/w": leaf for n, leaf in enumerate(blocks)}
+
+    draft = ta.draft_migration(stages((2, 2, 3), 5), convert=convert)
+    report = draft.check(stages((2, 2, 6), 7), convert)
+    assert report, str(report)
+    ways = {each["numbers"] for each in report.left.values()}
+    assert len(ways) == 1
+    assert "rows name each number after 'layers.'" in ways.pop()
+    mine = ta.draft_migration(stages((2, 4, 3), 5), convert=convert)
+    assert mine.check(stages((2, 4, 3), 11), convert)
+
+
 def test_a_mark_of_numbers_says_what_answers_it():
     draft = ta.draft_migration(layers(4, 5, "up"), convert=but_the_last)
     assert "draft.check with twice as many answers it" in draft.to_toml()
@@ -526,6 +553,22 @@ def test_a_stated_size_that_was_the_same_is_said_and_keeps_its_mark(tmp_path):
     assert not ta.tree_diff(made, wanted, values=True)
 
 
+def test_a_check_takes_the_sizes_of_another_model():
+    draft = ta.draft_migration(keys(2, 5, 13), convert=in_groups(2))
+    (name,) = draft.migration.sizes
+    assert not draft.check(keys(4, 5, 11), in_groups(4))
+    report = draft.check(keys(4, 5, 11), in_groups(4), sizes={name: 4})
+    assert report, str(report)
+    assert not report.same
+    assert {*marks(report).values()} == {"sizes"}
+    assert "right at two numbers of its [sizes]" in str(report)
+    assert report.migration.sizes == {name: 4}
+    again = draft.check(keys(2, 7, 11), in_groups(2), sizes={name: 2})
+    assert again.same == {name: 2}
+    with pytest.raises(ta.MigrationError, match=f"Those of the table are '{name}'"):
+        draft.check(keys(4, 5, 11), in_groups(4), sizes={"heads": 4})
+
+
 @pytest.mark.parametrize(
     ("convert", "lost"),
     [
@@ -544,6 +587,10 @@ def test_a_stated_size_that_was_the_same_is_said_and_keeps_its_mark(tmp_path):
         (
             lambda w: {"x": w["e"].astype("float16"), "y": w["f"]},
             "Rounded to another dtype: 'e'.",
+        ),
+        (
+            lambda w: {"x": w["e"] - 1, "y": w["f"]},
+            "Rounded where it is computed: 'e'.",
         ),
     ],
 )

@@ -39,6 +39,10 @@ OF_STATED_SIZES = (
     "the same result at the same [sizes] does not answer for others; where all models "
     "have these, delete the mark"
 )
+OF_OTHER_SIZES = (
+    "it is right at two numbers of its [sizes], which are those of one model: pass "
+    "sizes= to load_migration for each"
+)
 _OF_A_LIST = (
     "no size answers for a list that gives numbers other ones; see the code, and "
     "delete the mark if all models have this one"
@@ -68,6 +72,11 @@ _OF_AS_MANY = (
 _OF_A_SIZE = (
     "it may be {}, of a size that is the same in both models: a model in which no size "
     "is {} answers it"
+)
+_OF_STAGES = (
+    "rows name each number after {}, so that more of these have no row: what is added "
+    "may follow from how many layers those before have; where all models have as many, "
+    "delete the mark, else draft one with as many as yours"
 )
 _OF_THOSE_BEFORE = (
     "another row runs over those before, which are as many in both models: see the "
@@ -502,12 +511,11 @@ class _Counts:
         rows = [
             other for other in self._filled if self._shared(other) & self._shared(row)
         ]
-        paths = itertools.chain(
-            *(self.paths[each] for each in dict.fromkeys([row, *rows]))
-        )
+        every = (self.paths[each] for each in dict.fromkeys([row, *rows]))
+        paths = [*itertools.chain(*every)]
         places = dict.fromkeys(itertools.chain(*map(self._several, paths)))
         few = {
-            "".join("#" if t is None else t for t in above): (
+            _written(above): (
                 f"{len(self._olds[above])} in the draft, {len(self._news[above])} here"
             )
             for above in places
@@ -515,10 +523,31 @@ class _Counts:
         }
         if not (places or rows):
             return _OF_NUMBERS
+        if stages := [above for above in few if self._has_no_more_rows(paths, above)]:
+            return _OF_STAGES.format(" and ".join(map(repr, stages)))
         if not few:
             return f"other rows fill the same places; {_IF_ALL}"
         names = ", ".join(f"after {name!r} ({counts})" for name, counts in few.items())
         return f"twice as many {names} answer it; {_IF_ALL}"
+
+    def _has_no_more_rows(self, paths: Sequence[str], above: str) -> bool:
+        """Return whether rows name all numbers at a place that others run over.
+
+        As of stages, whose layers have a row each: more stages have no row.
+        """
+        tokens = [tokens_of(path) for path in paths]
+        places = {
+            with_number(each, n, LARGE_NUMBER)
+            for each, path in zip(tokens, paths, strict=True)
+            for n, token in enumerate(template_of(path))
+            if token is None and _written(template_of(path)[:n]) == above
+        }
+        return not any(row.takes(path) for row in self.paths for path in places)
+
+
+def _written(above: Pattern) -> str:
+    """Write what is before a number of paths."""
+    return "".join("#" if token is None else token for token in above)
 
 
 def run_over(paths: Mapping[Row, Iterable[str]]) -> set[Pattern]:

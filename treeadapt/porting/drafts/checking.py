@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from treeadapt.migrations.plan import BLANKS
 from treeadapt.migrations.plan_text import noted_lines
 from treeadapt.migrations.rows import Row
 from treeadapt.porting.drafts.answering import (
+    OF_OTHER_SIZES,
     OF_STATED_SIZES,
     Left,
     Shapes,
@@ -30,6 +32,7 @@ from treeadapt.text.names import fold, listing, plural
 
 _NOT_ALL = "there; on the way back not all comes back"
 _NEW = "[new]"
+_POWER_OF_TWO = 0.5  # the fraction of one
 _ONE_WAY = "there; what takes some of the numbers has no way back"
 
 
@@ -153,6 +156,7 @@ def compared_with(
     source: Any,
     other: Any,
     stated: Collection[str] = (),
+    others: Collection[str] = (),
 ) -> DraftCheck:
     """Compare what a table does with a function, or with the target that is wanted.
 
@@ -162,6 +166,7 @@ def compared_with(
         source: tree, checkpoint or schema, at another size than that of the draft.
         other: a function as for ``draft_migration``, or the target: a tree or file.
         stated: names of sizes that a configuration next to ``source`` states.
+        others: names of sizes that are others than in the draft.
 
     Raises:
         MigrationError: a side holds no numbers; the function raises.
@@ -206,10 +211,15 @@ def compared_with(
     if any(odd):
         return DraftCheck(odd[0], odd[1], "", len(wanted), migration, not selects)
     rows, reasons = answered(plan, shapes, leaves)
-    same = _same_sizes(migration, rows["sizes"], stated)
+    same = _same_sizes(migration, rows["sizes"], {*stated, *others})
     kept = rows["sizes"] & with_stated_sizes(plan, stated)
     rows["sizes"] -= kept
-    reasons["sizes"] = dict.fromkeys(kept, OF_STATED_SIZES)
+    reasons["sizes"] = {
+        row: OF_OTHER_SIZES
+        if others and row.names.isdisjoint(same)
+        else OF_STATED_SIZES
+        for row in kept
+    }
     return DraftCheck(
         forwards={},
         backwards={},
@@ -228,6 +238,7 @@ def _lost_lines(plan: Any) -> Iterator[str]:
     yield from (f"{line[0].upper()}{line[1:]}." for line in noted_lines(plan))
     cut: list[str] = []
     rounded: list[str] = []
+    computed: list[str] = []
     for number, table in enumerate(plan.tables):
         for group in table.groups:
             values = group.row.values
@@ -238,13 +249,22 @@ def _lost_lines(plan: Any) -> Iterator[str]:
                 np.can_cast(dtype, group.move.dtype) for dtype in dtypes
             ):
                 rounded += led_back(plan.tables[:number], group.source_paths)
+            elif values.computes and not values.add and not _is_shift(group):
+                computed += led_back(plan.tables[:number], group.source_paths)
     for text, paths in (
         ("Dropped, and not made again", plan.dropped),
         ("What is cut off does not come back, and is kept of a target", cut),
         ("Rounded to another dtype", rounded),
+        ("Rounded where it is computed", computed),
     ):
         if paths:
             yield f"{text}: {listing(fold(dict.fromkeys(paths)), limit=3)}."
+
+
+def _is_shift(group: Any) -> bool:
+    """Return whether a group multiplies by a power of two alone, which is exact."""
+    values = group.row.values if group.move is None else group.move.values
+    return not values.offset and abs(math.frexp(values.scale)[0]) == _POWER_OF_TWO
 
 
 def _same_sizes(
@@ -282,6 +302,29 @@ def _without_answered_marks(
 
     return in_order(
         Migration([*map(answered, table.rows)], sizes=table.sizes, new=table._new)
+        for table in migration.tables
+    )
+
+
+def with_other_sizes(migration: Migration, sizes: Mapping[str, int]) -> Migration:
+    """Return tables with other sizes of the names that they have some of.
+
+    Raises:
+        MigrationError: no table has a size of a name.
+    """
+    known = {name: None for table in migration.tables for name in table.sizes}
+    if unknown := [name for name in sizes if name not in known]:
+        cure = f"Those of the table are {listing(known)}" if known else "It has none"
+        text = f"sizes= has {listing(unknown)}, which no [sizes] of the table has."
+        raise MigrationError(f"{text} {cure}.")
+    if not sizes:
+        return migration
+    return in_order(
+        Migration(
+            [row.typed() for row in table.rows],
+            sizes={name: sizes.get(name, n) for name, n in table.sizes.items()},
+            new=table._new,
+        )
         for table in migration.tables
     )
 

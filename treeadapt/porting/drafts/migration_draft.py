@@ -17,8 +17,8 @@ from treeadapt.porting.drafts.checking import (
     DraftCheck,
     blank_lines,
     compared_with,
-    in_order,
     shapes_of_tables,
+    with_other_sizes,
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, tokens_of
 from treeadapt.porting.drafts.stated import sizes_at
@@ -103,17 +103,22 @@ class MigrationDraft:
     _inner: MigrationDraft | None = dataclasses.field(repr=False, default=None)
     _place: int = dataclasses.field(repr=False, default=0)
 
-    def check(self, source: Any, other: Any) -> DraftCheck:
+    def check(
+        self, source: Any, other: Any, *, sizes: Mapping[str, int] | None = None
+    ) -> DraftCheck:
         """Run the table at another size, there and back, and compare.
 
         Numbers of one configuration cannot show what another one would, such as which
         of two equal sizes is meant. Sizes that the table says itself are those that it
-        was drafted at, but for those that a ``config.json`` next to ``source`` states.
+        was drafted at, but for those that a ``config.json`` next to ``source`` states,
+        or ``sizes`` does.
 
         Args:
             source: tree, checkpoint or schema of another configuration.
             other: the conversion function, which is called with distinct numbers; or
                 the target, a tree or a checkpoint, that ``source`` should become.
+            sizes: of this configuration, by names that the table has in ``[sizes]``.
+                Marks of their rows stay, because others need them, too.
 
         Returns:
             A report that is false if something differs. It says which rows do, and at
@@ -122,7 +127,7 @@ class MigrationDraft:
 
         Raises:
             MigrationError: a side holds no numbers; the function raises, or returns no
-                arrays.
+                arrays; the table has no size of a name.
 
         Example:
             >>> from treeadapt.porting.drafts.draft import draft_migration
@@ -135,16 +140,13 @@ class MigrationDraft:
             The row 'w : o i' differs on the way there: 'k'.
             The row 'w : o i' differs on the way back: 'w'.
         """
-        migration = self.migration
-        if sizes := sizes_at(self._sizes.keys, source):
-            tables = [*migration.tables]
-            table = tables[self._place]
-            rows = [row.typed() for row in table.rows]
-            sizes = {**table.sizes, **sizes}
-            tables[self._place] = Migration(rows, sizes=sizes, new=table._new)
-            migration = in_order(tables)
-        shapes = shapes_of_tables(self.migration, self._shapes)
-        return compared_with(migration, shapes, source, other, sizes)
+        stated = sizes_at(self._sizes.keys, source)
+        table = self.migration
+        migration = with_other_sizes(table, {**stated, **(sizes or {})})
+        before = {name: n for each in table.tables for name, n in each.sizes.items()}
+        others = {name for name, n in (sizes or {}).items() if before[name] != n}
+        shapes = shapes_of_tables(table, self._shapes)
+        return compared_with(migration, shapes, source, other, stated, others)
 
     def to_toml(self) -> str:
         """Write the table as a migration file, with a comment where to look at it."""

@@ -49,7 +49,10 @@ _ALONE = (
     "the leaves of:"
 )
 _ANSWERS = "draft.check with twice as many answers it"
-_ADDED = f"what is added to these numbers was seen at this size alone: {_ANSWERS}"
+_ADDED = (
+    "what is added to these numbers was seen at this size alone, and may follow from "
+    "how many others there are: draft.check says what answers it"
+)
 _AMONG = (
     "another row has some of these numbers, and which ones it has in other models was "
     f"not seen: {_ANSWERS}; where all models have as many, delete the mark"
