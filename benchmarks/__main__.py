@@ -51,7 +51,7 @@ TOPICS: dict[str, Any] = {
     "command": starting,
 }
 
-ALL_TOPICS_MINUTES = 15
+ALL_TOPICS_MINUTES = 50
 
 
 def main(arguments: list[str] | None = None) -> int:
