@@ -23,6 +23,7 @@ import test_migration_tables as tables
 from command import invoke
 from sizes import some
 from test_example_migrations import SIZES, TABLES, schema_of
+from work import calls_in
 
 import treeadapt as ta
 from treeadapt.porting.drafts import draft as drafts
@@ -476,6 +477,27 @@ def test_words_may_be_places_in_blocks_of_layers_that_are_scaled():
         "h.{(b i)}.q.w : (h d) e",
     ]
     moves_alike(draft.migration, source, convert(source))
+
+
+def of_words(count: int) -> tuple[Leaves, Leaves]:
+    """Leaves whose names have few words in common; every second one is turned."""
+    words = ["".join(w) for w in itertools.product("bdk", "aeo", "mnr", "iuy", "pt")]
+    names = (f"{words[n]}.w{words[-n]}" for n in range(count))
+    source = float32(shapes_of(dict.fromkeys(names, (3, 5))))
+    result = {
+        f"{words[(5 * n) % 97]}/x{words[n]}": array.T if n % 2 else array
+        for n, array in enumerate(source.values())
+    }
+    return source, result
+
+
+def test_rows_that_differ_in_words_are_planned_once():
+    def work(count: int) -> int:
+        sides = of_words(count)
+        return calls_in(lambda: ta.draft_migration(*sides))
+
+    assert len(ta.draft_migration(*of_words(20)).migration.rows) == 20
+    assert work(60) - work(20) < 40 * 1_300  # 2,700 if each is planned
 
 
 def test_words_that_nothing_else_has_in_their_place_are_not_listed():

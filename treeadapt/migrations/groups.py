@@ -411,12 +411,13 @@ class GroupMaker:
             Layout(self._inner(each), _ranked(each.axes, len(each.axes) + more))
             for each in row.targets
         ]
-        if self.target is not None and not faults:
+        names = _names((*layouts, *wanted))
+        if self.target is not None and not (faults or names.keys() <= sizes.keys()):
             # Contradictions are dropped: what contradicts the target is reported
             # later, with its whole shape.
             self._solve([*self._shown(values, sizes), *equations], sizes)
             faults += self._solve(equations, sizes)
-        loose = [name for name in _names((*layouts, *wanted)) if name not in sizes]
+        loose = [name for name in names if name not in sizes]
         if loose and not faults:
             faults = [self._open(loose, values, sizes)]
         numbers = itertools.chain(*(layout.numbers for layout in wanted))
@@ -487,12 +488,13 @@ class GroupMaker:
         axis whole.
         """
         (product, *others), row = axis.parts, self.row
-        is_block = row.values.multiply and not others and len(product) > 1
+        if not row.values.multiply or others or len(product) < 2:
+            return 0
         is_whole = all(
             any(axis in address.axes for address in side)
             for side in (row.sources, row.targets)
         )
-        if not is_block or not is_whole or not {*product[1:]} <= {*self.sizes}:
+        if not is_whole or not {*product[1:]} <= {*self.sizes}:
             return 0
         return math.prod(self.sizes[name] for name in product[1:])
 
@@ -578,9 +580,9 @@ class GroupMaker:
 
     def _check_numbers(self, values: Values, dtype: Any, source_path: str) -> None:
         """Raise unless arrays of a dtype can be computed with the row's numbers."""
-        text = f"{listing([source_path])} is"
         if not values.computes:
             return
+        text = f"{listing([source_path])} is"
         if not is_inexact_dtype(dtype):
             text = f"{text} {dtype}, which cannot be scaled, shifted or added"
             self._fault(text, "values")

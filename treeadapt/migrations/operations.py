@@ -140,6 +140,8 @@ class Values:
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Values:
         """Return it with numbers in the place of powers of sizes."""
+        if self.scale_of is None and self.offset_of is None:
+            return self
         return dataclasses.replace(
             self,
             scale=self.scale * (self.scale_of.number(sizes) if self.scale_of else 1),

@@ -312,13 +312,18 @@ class Row:
 
     def reversed(self) -> Row:
         """Return the row read backwards."""
-        undoes = bool(self.values) and not self.values.undoes
-        values = dataclasses.replace(self.values, undoes=undoes)
+        return self._backwards
+
+    @functools.cached_property
+    def _backwards(self) -> Row:
+        values, undoes = self.values, bool(self.values) and not self.values.undoes
+        if undoes != values.undoes:
+            values = dataclasses.replace(values, undoes=undoes)
         return Row(
             sources=self.targets,
             targets=self.sources,
             values=values,
-            notes=self.notes.reversed(),
+            notes=self.notes.reversed() if self.notes.optional else self.notes,
             function=self.inverse,
             inverse=self.function,
             splits=self.joins,
@@ -351,15 +356,16 @@ def parse_rows(table: Any, sizes: Mapping[str, int] = NO_SIZES) -> tuple[Row, ..
     """Parse a table.
 
     Args:
-        table: mapping of sources to targets, or ordered pairs.
+        table: mapping of sources to targets, or ordered pairs, or rows.
         sizes: by names that paths and operations may have in the place of numbers.
 
     Raises:
-        MigrationError: it is neither, or a row of it is malformed.
+        MigrationError: it is none of these, or a row of it is malformed.
     """
     pairs = [*table.items()] if isinstance(table, Mapping) else table
     if not isinstance(pairs, list | tuple) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        isinstance(pair, Row) or (isinstance(pair, list | tuple) and len(pair) == 2)
+        for pair in pairs
     ):
         is_name = isinstance(table, str | os.PathLike)
         raise MigrationError(
@@ -368,7 +374,10 @@ def parse_rows(table: Any, sizes: Mapping[str, int] = NO_SIZES) -> tuple[Row, ..
             + " A file of rows is read by ta.load_migration(path)."
             * is_name
         )
-    return tuple(parse_row(source, value, sizes) for source, value in pairs)
+    return tuple(
+        pair if isinstance(pair, Row) else parse_row(pair[0], pair[1], sizes)
+        for pair in pairs
+    )
 
 
 def parse_row(source: Any, value: Any, sizes: Mapping[str, int] = NO_SIZES) -> Row:
@@ -491,6 +500,8 @@ def _understood(row: Row) -> Row:
     sides = row.sources, row.targets
     captures = [[each for one in side for each in one.path.captures] for side in sides]
     every = [*captures[0], *captures[1]]
+    if not every:
+        return row
     lists = [{each.key: each.entries for each in s if each.entries} for s in captures]
     numbers = {*lists[0].keys()} & lists[1].keys()
     numbers.update(name for each in every if each.is_number for name in each.names)

@@ -113,7 +113,7 @@ class Plan:
         leaves, treedef = flatten(state)
         plain = _memo(current_registry())[1]
         expected, _, from_state = self._nested
-        if treedef != expected or not plain.issuperset(map(type, leaves)):
+        if treedef != expected or not plain.issuperset(_classes(leaves)):
             return None
         return from_state(leaves)
 
@@ -285,11 +285,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
     plan = cache.get(treedef)
     if (
         plan is not None
-        # Most neighbors are of one type: far fewer look-ups than leaves.
-        and (
-            plain.issuperset(cls for cls, _ in itertools.groupby(leaves, type))
-            or _are_leaves(leaves, registry, plain)
-        )
+        and (plain.issuperset(_classes(leaves)) or _are_leaves(leaves, registry, plain))
         # JAX lists a variable with two paths twice, and nothing in its treedef says
         # that the two are one: only a walk does.
         and not (plan.shares and len(set(map(id, leaves))) < len(leaves))
@@ -309,6 +305,11 @@ def take_apart(tree: Any) -> tuple[list[Any], Plan, Any]:
         if walk.cacheable:
             cache.put(treedef, plan)
     return leaves, plan, treedef
+
+
+def _classes(leaves: Sequence[Any]) -> Iterator[type]:
+    """Return the classes of leaves. Most neighbors are of one: these are few."""
+    return (cls for cls, _ in itertools.groupby(leaves, type))
 
 
 def _are_leaves(

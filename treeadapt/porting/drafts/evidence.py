@@ -37,14 +37,15 @@ from treeadapt.porting.drafts.numbers import (
     is_telling,
     known_in_all,
 )
-from treeadapt.porting.drafts.rows import DraftRow, Hole, by_template, template_of
+from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.slices import with_links_of_slices
+from treeadapt.porting.drafts.trying import TriedRows, is_of_words, plans
 from treeadapt.porting.drafts.values import (
     rows_of_counted_names,
     rows_of_links,
     rows_of_orders,
 )
-from treeadapt.porting.drafts.writing import as_table, is_of_path, written
+from treeadapt.porting.drafts.writing import is_of_path, written
 from treeadapt.text.names import fold, listing, natural
 
 EQUAL = "equal leaves"
@@ -97,7 +98,7 @@ class Evidence:
     def __init__(self, calls: Sequence[tuple[Side, Side]]) -> None:
         self.calls = calls
         self.source, self.target = calls[0]
-        self._fitted: dict[object, bool] = {}  # by what decides it
+        self._tried = TriedRows()
 
     @property
     def has_numbers(self) -> bool:
@@ -309,7 +310,7 @@ class Evidence:
             pads = self._pads(row, crops)
             for each in self.by_dtype(row) if pads is not None else ():
                 whole = dataclasses.replace(each, **(pads or {}), **changed)
-                if self.fits(whole) and self.gives(whole):
+                if self.gives(whole):
                     yield whole
 
     def _pads(self, row: DraftRow, crops: Crops) -> dict[str, Any] | None:
@@ -506,45 +507,24 @@ class Evidence:
 
     def fits(self, row: DraftRow) -> bool:
         """Return whether a row fits the shapes of both sides."""
-        kinds: dict[object, list[Any]] = {}
-        for pair in row.pairs:  # those of equal shapes are alike
-            olds = tuple(map(self.source.leaves.get, pair[0]))
-            news = tuple(map(self.target.leaves.get, pair[1]))
-            kinds.setdefault((olds, news), []).append(pair)
-        row = canonical(row)
-        every = [(place.axes, place.before) for place in row.places]
-        # Where paths hold no numbers or lists, they do not decide it.
-        key = *every, len(row.sources), row.changes, row.copies, (*kinds,)
-        is_plain = not any(isinstance(t, Hole) for p in row.places for t in p.tokens)
-        if is_plain and key in self._fitted:
-            return self._fitted[key]
-        fits = self._plans(row, [*kinds.values()])
-        if is_plain:
-            self._fitted[key] = fits
-        return fits
-
-    def _plans(self, row: DraftRow, kinds: Sequence[Sequence[Any]]) -> bool:
-        """Return whether one row moves the first and the last leaves of each kind."""
-        some = [pair for alike in kinds for pair in (alike[0], *alike[1:][-1:])]
-        some = [*row.pairs] if row.takes else some  # which name all numbers
-        source = {path: self.source.leaves[path] for paths, _ in some for path in paths}
-        target = {path: self.target.leaves[path] for _, paths in some for path in paths}
-        return _plans([row], source, target)
+        return self._tried.fits(row, self.source.leaves, self.target.leaves)
 
     def fit_together(self, rows: Iterable[DraftRow]) -> bool:
         """Return whether the live ones of some rows agree on all of their leaves."""
         rows = [row for row in rows if row.is_live]
         source = {p: self.source.leaves[p] for row in rows for p in row.source_paths}
         target = {p: self.target.leaves[p] for row in rows for p in row.target_paths}
-        return _plans([*map(canonical, rows)], source, target)
+        return plans([*map(canonical, rows)], source, target)
 
     def gives(self, row: DraftRow) -> bool:
-        """Return whether a row makes every number of its targets, in all calls."""
+        """Return whether a row fits, and makes every number of its targets."""
+        if not (is_of_words(row) or self.fits(row)):  # of words, both are one plan
+            return False
         for from_side, to_side in self.calls:
             source = {path: from_side.array(path) for path in row.source_paths}
             target = {path: to_side.leaves[path] for path in row.target_paths}
             try:
-                moved = as_table(*written([canonical(row)]))(source, target)
+                moved = self._tried.made(row, source, target)
             except MigrationError:
                 return False
             for path in target:
@@ -561,7 +541,7 @@ class Evidence:
         """Return what numbers leave of a row that names propose."""
         arrays = [self.target.array(path) for path in row.target_paths]
         if all(map(is_constant, arrays)):
-            is_live = self.fits(row) and self.gives(row)
+            is_live = self.gives(row)
             if is_live and all(map(self._is_a_number_of_its_own, row.target_paths)):
                 return [dataclasses.replace(row, evidence="values", checks=())]
             row = row.marked(CONSTANT) if is_live else row
@@ -570,7 +550,7 @@ class Evidence:
             return rows
         for offset in (0.0, 1.0):
             tried = dataclasses.replace(row, offset=offset)
-            if self.fits(tried) and self.gives(tried):
+            if self.gives(tried):
                 if all(map(is_telling, arrays)):
                     return [dataclasses.replace(tried, evidence="values", checks=())]
                 return [tried]
@@ -670,17 +650,6 @@ class Evidence:
             for dtype in {self.target.leaves[path].dtype for path in paths}
             if (own := contents([self.target.array(path) for path in paths], dtype))
         )
-
-
-def _plans(
-    rows: Sequence[DraftRow], source: Mapping[str, Any], target: Mapping[str, Any]
-) -> bool:
-    table = as_table(*written(rows))  # what we write can be read
-    try:
-        table.plan(source, target)
-    except MigrationError:
-        return False
-    return True
 
 
 def cropped(array: np.ndarray, box: tuple[tuple[int, int], ...] | None) -> np.ndarray:

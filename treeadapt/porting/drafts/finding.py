@@ -134,7 +134,7 @@ class RowFinder:
             rows = with_sums(apart.rows, names)
             sums = [row for row in rows or () if row.is_sum]
             evidence = best.evidence
-            if rows and all(evidence.fits(row) and evidence.gives(row) for row in sums):
+            if rows and all(map(evidence.gives, sums)):
                 yield dataclasses.replace(best, rows=rows, notes=apart.notes)
             else:
                 yield apart

@@ -59,7 +59,7 @@ def _sizes(row: DraftRow) -> tuple[int, int]:
         for axis in address.axes
         if len(axis) == _PARTS and not address.before
     ]
-    if not (row.is_live and counts_heads(row) and len(wholes) == 1):
+    if len(wholes) != 1 or not (row.is_live and counts_heads(row)):
         return 0, 0
     sizes = sorted(
         (math.prod(row.sizes[atom] for atom in part), len(part)) for part in wholes[0]
@@ -71,17 +71,17 @@ def _sizes(row: DraftRow) -> tuple[int, int]:
 
 def _heads(row: DraftRow) -> Iterator[tuple[int, int]]:
     """Yield how many heads axes of a row have, and how large each is."""
-    for place in row.places if row.is_live and counts_heads(row) else ():
-        for part in itertools.chain(*place.axes):
-            sizes = [row.sizes[atom] for atom in part]
-            if len(sizes) > 1 and all(sizes):
-                yield sizes[0], math.prod(sizes[1:])
+    for part in itertools.chain(*(axis for place in row.places for axis in place.axes)):
+        sizes = [row.sizes[atom] for atom in part]
+        if len(sizes) > 1 and all(sizes) and row.is_live and counts_heads(row):
+            yield sizes[0], math.prod(sizes[1:])
 
 
 def _normed(row: DraftRow) -> Iterator[int]:
     """Yield the size of a head whose queries, or keys, are normed."""
-    for address in row.sources if row.is_live and counts_heads(row) else ():
-        if _is_of_a_norm(address) and len(address.axes) == 1:
+    for address in row.sources if row.is_live else ():
+        is_vector = len(address.axes) == 1
+        if is_vector and _is_of_a_norm(address) and counts_heads(row):
             sizes = [row.sizes[atom] for part in address.axes[0] for atom in part]
             if all(sizes):
                 yield math.prod(sizes)

@@ -21,9 +21,15 @@ _MOST = 8  # words of a segment that a list may take the place of
 def canonical(row: DraftRow) -> DraftRow:
     """Number the atoms of a row by their first place in it."""
     new: dict[int, int] = {}
+    for place in row.places:
+        holes = (token.atoms for token in place.tokens if isinstance(token, Hole))
+        for atom in itertools.chain(*holes, *itertools.chain(*place.axes)):
+            new.setdefault(atom, len(new))
+    if [*new] == [*new.values()] == [*row.sizes]:
+        return row
 
     def numbered(atoms: Iterable[int]) -> tuple[int, ...]:
-        return tuple(new.setdefault(atom, len(new)) for atom in atoms)
+        return tuple(map(new.__getitem__, atoms))
 
     def place_of(place: DraftAddress) -> DraftAddress:
         tokens = tuple(
@@ -91,6 +97,8 @@ def _open(row: DraftRow, stated: Collection[int]) -> tuple[list[int], bool]:
     chosen = sorted(row.gaps)
     determined |= {atom for atom, take in row.takes if take.size}
     determined |= row.gaps
+    determined |= {parts[0][0] for parts in sums if [*map(len, parts)] == [1]}
+    sums = [parts for parts in sums if [*map(len, parts)] != [1]]
     while True:
         count = -1
         while count != len(determined):
@@ -132,10 +140,12 @@ def merged(rows: Sequence[DraftRow]) -> list[DraftRow]:
     counter = itertools.count(len(live))
 
     most = max(2, _MOST_KEYS // max(1, len(live)))
+    forms: dict[object, int] = {}
 
     def note(number: int) -> None:
+        form = forms.setdefault(_form(live[number]), len(forms))
         for key, window in itertools.islice(_keys(live[number]), most):
-            keys.setdefault(key, {})[number] = window
+            keys.setdefault((form, key), {})[number] = window
 
     for number in live:
         note(number)
@@ -191,25 +201,28 @@ def _windows(tokens: Tokens) -> Iterator[tuple[int, int]]:
         start = stop + 1
 
 
-def _keys(row: DraftRow) -> Iterator[tuple[object, tuple[int, int, int, int]]]:
-    if len(row.places) != 2:
-        return
-    source, target = row.places
-    sizes = tuple((atom, row.sizes[atom]) for atom in open_atoms(row))
-    same = (
-        source.axes,
-        target.axes,
+def _form(row: DraftRow) -> object:
+    """Return what rows that are united have in common, paths apart."""
+    return (
+        tuple(place.axes for place in row.places),
         row.evidence,
         row.checks,
         row.changes,
         row.copies,
-        sizes,
+        tuple((atom, row.sizes[atom]) for atom in open_atoms(row)),
     )
-    for a, b in _windows(source.tokens):
-        for c, d in _windows(target.tokens):
-            one = source.tokens[:a], source.tokens[b:]
-            two = target.tokens[:c], target.tokens[d:]
-            yield (one, two, same), (a, b, c, d)
+
+
+def _keys(row: DraftRow) -> Iterator[tuple[object, tuple[int, int, int, int]]]:
+    """Yield what two paths have without a part of each, and where these parts are."""
+    if len(row.places) != 2:
+        return
+    sources, targets = (
+        [((p.tokens[:a], p.tokens[b:]), (a, b)) for a, b in _windows(p.tokens)]
+        for p in row.places
+    )
+    for (one, window), (two, other) in itertools.product(sources, targets):
+        yield (one, two), (*window, *other)
 
 
 def _united(

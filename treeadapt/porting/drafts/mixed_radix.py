@@ -8,6 +8,7 @@ other array: ``(h d)`` is two of them. Along an axis of copies the step is 0.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -100,6 +101,8 @@ def axis_steps(
         flat: flat indices of numbers in it.
         places: flat index of each in the other array.
     """
+    if (whole := _steps_of_all(sizes, flat, places)) is not None:
+        return [*whole]
     coordinates = np.unravel_index(flat, tuple(sizes)) if sizes else ()
     steps = []
     stride = math.prod(sizes)
@@ -107,6 +110,27 @@ def axis_steps(
         stride //= size
         steps.append(_steps(size, coordinates[axis], flat, stride, places))
     return steps
+
+
+def _steps_of_all(
+    sizes: Sequence[int], flat: np.ndarray, places: np.ndarray
+) -> list[np.ndarray] | None:
+    """Return ``axis_steps`` if every number is known, and moves by the sum of them.
+
+    What all numbers show alike, the first ones along each axis show.
+    """
+    if not (sizes and len(flat)) or len(flat) != math.prod(sizes):
+        return None
+    grid = np.full(len(flat), -1, np.int64)
+    grid[flat] = places
+    grid = grid.reshape(tuple(sizes))
+    axes = range(len(sizes))
+    lines = [
+        grid[tuple(slice(None) if n == axis else 0 for n in axes)] for axis in axes
+    ]
+    steps = [line - line[0] for line in lines]
+    summed = functools.reduce(np.add.outer, steps) + lines[0][0]
+    return steps if (grid == summed).all() and summed.min() >= 0 else None
 
 
 def segment_starts(steps: np.ndarray | None, other: Sequence[int]) -> list[int]:

@@ -71,6 +71,8 @@ def propose(
     ones, twos = families(source), families(target)
     if max(len(ones), len(twos)) > _MAX_FAMILIES:
         return [], len(source)
+    if not (ones and twos):
+        return [], 0
     ones, twos, fused = fusions(ones, twos, words)
     ones, twos = with_sister_stacks(ones, twos, words)
     while True:

@@ -146,6 +146,8 @@ def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:
     for side, (read, paths) in enumerate(sides):
         templates = by_template(paths)
         for template, members in templates.items():
+            if None not in template:
+                continue
             # A number of a target that the source has, too, is judged there.
             is_new = side == 0 or template.count(None) > fewest
             every = [*zip(*map(tokens_of, members), strict=True)]

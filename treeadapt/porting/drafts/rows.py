@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -70,6 +71,18 @@ class DraftAddress:
     tokens: Tokens
     axes: AtomAxes
     before: int = 0
+
+    @functools.cached_property
+    def path(self) -> str | None:
+        """Its path; None if that is not the same in all leaves of a row."""
+        texts = [token for token in self.tokens if isinstance(token, str)]
+        return "".join(texts) if len(texts) == len(self.tokens) else None
+
+    @functools.cached_property
+    def words(self) -> frozenset[str]:
+        """What its path is made of, in lower case, lists included."""
+        texts = (t.texts if isinstance(t, Hole) else (t,) for t in self.tokens)
+        return frozenset(text.lower() for text in itertools.chain(*texts))
 
     def with_tokens(self, start: int, stop: int, new: str | Hole) -> DraftAddress:
         """Return it with one token in the place of some."""

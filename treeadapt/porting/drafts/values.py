@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 from collections import Counter
@@ -65,10 +66,41 @@ def rows_of_links(
     """
     counts = _counted(sources, targets)
     pools = _pools(links)
-    by_pool = {ends: _rows_of_pool(pool, counts) for ends, pool in pools.items()}
+    forms: dict[object, list[DraftRow]] = {}
+    by_pool: dict[object, list[DraftRow]] = {}
+    for ends, pool in pools.items():
+        form = _form_of_link(pool)
+        if form in forms:
+            by_pool[ends] = [_between(row, pool[0][0]) for row in forms[form]]
+            continue
+        by_pool[ends] = _rows_of_pool(pool, counts)
+        if form is not None and all(len(row.places) == 2 for row in by_pool[ends]):
+            forms[form] = [*map(canonical, by_pool[ends])]
     failed = {ends: pools[ends] for ends, rows in by_pool.items() if not rows}
     rows = [row for rows in by_pool.values() for row in rows]
     return rows + _rows_of_words(failed, counts)
+
+
+def _form_of_link(pool: Components) -> object:
+    """Return what decides the row of one link of names without numbers, else None.
+
+    Names of words alone do not: what has the same shapes and places has the same row.
+    """
+    links = [*itertools.islice(itertools.chain(*pool), 2)]
+    if len(links) > 1 or any(leaf.numbers for leaf in links[0].ends):
+        return None
+    digests = (hashlib.sha256(flat.tobytes()).digest() for flat in links[0].flats)
+    return (*(leaf.shape for leaf in links[0].ends), *digests)
+
+
+def _between(row: DraftRow, link: Link) -> DraftRow:
+    """Return the row of one link as that of another one."""
+    for side, leaf in enumerate(link.ends):
+        (address,) = row.sides[side]
+        tokens = tuple(filter(None, leaf.template))
+        row = row.with_side(side, (dataclasses.replace(address, tokens=tokens),))
+    paths = tuple((leaf.path,) for leaf in link.ends)
+    return dataclasses.replace(row, pairs=((paths[0], paths[1]),))
 
 
 def rows_of_counted_names(

@@ -20,7 +20,6 @@ from treeadapt.porting.drafts.rows import (
     DraftAddress,
     DraftRow,
     Hole,
-    Tokens,
     template_of,
     tokens_of,
 )
@@ -148,8 +147,12 @@ def as_table(
     new: Mapping[str, Any] | None = None,
 ) -> Migration:
     """Return the table of some rows."""
-    sizes = of_rows.sizes or None
-    return Migration([each.pair for each in rows], sizes=sizes, new=new)
+    # Operations and paths may name sizes; other rows are read once.
+    table = [
+        each.pair if each.operations or each.spelling.sizes else each.read
+        for each in rows
+    ]
+    return Migration(table, sizes=of_rows.sizes or None, new=new)
 
 
 def with_sizes(row: DraftRow) -> WrittenRow:
@@ -169,7 +172,7 @@ def written(
     texts, is_open = [], set()
     named: list[dict[int, str]] = []
     for row in rows:
-        of_heads = stated.head_sizes(row) if counts_heads(row) else {}
+        of_heads = stated.head_sizes(row) if stated.heads and counts_heads(row) else {}
         open_of_row = open_atoms(row, of_heads)
         fixed: dict[int, str] = {}
         for atom in dict.fromkeys([*open_of_row, *of_heads]):
@@ -272,7 +275,7 @@ def _first_counts(row: DraftRow, rows: Sequence[WrittenRow]) -> set[int]:
 
 def counts_heads(row: DraftRow) -> bool:
     """Return whether a row is of attention, by the words of its paths."""
-    return any(_HEADS & _words(place.tokens) for place in row.places)
+    return not all(_HEADS.isdisjoint(place.words) for place in row.places)
 
 
 def _counts_heads(row: DraftRow, atom: int) -> bool:
@@ -288,15 +291,6 @@ def _counts_layers(row: DraftRow, atom: int) -> bool:
         isinstance(token, Hole) and len(token.atoms) > 1 and token.atoms[-1] == atom
         for token in tokens
     )
-
-
-def _words(tokens: Tokens) -> set[str]:
-    return {token.lower() for token in tokens if isinstance(token, str)} | {
-        text.lower()
-        for token in tokens
-        if isinstance(token, Hole)
-        for text in token.texts
-    }
 
 
 def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int, str]:
@@ -328,7 +322,7 @@ def _names(row: DraftRow, fixed: dict[int, str], reserved: set[str]) -> dict[int
                     give(atom, *wish)
             elif token.isalpha():
                 before = token.lower()
-    words = set().union(*(_words(place.tokens) for place in row.places))
+    words = set().union(*(place.words for place in row.places))
     source, *_ = row.places
     many = next(
         (axis for place in row.places for axis in place.axes if len(axis) > 1), ()
