@@ -39,7 +39,7 @@ from treeadapt.porting.drafts.numbers import (
 )
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.slices import with_links_of_slices
-from treeadapt.porting.drafts.trying import TriedRows, is_of_words, plans
+from treeadapt.porting.drafts.trying import TriedRows, plans
 from treeadapt.porting.drafts.values import (
     rows_of_counted_names,
     rows_of_links,
@@ -99,6 +99,7 @@ class Evidence:
         self.calls = calls
         self.source, self.target = calls[0]
         self._tried = TriedRows()
+        self._latest: tuple[object, Mapping[str, Origins]] = (), {}
 
     @property
     def has_numbers(self) -> bool:
@@ -244,7 +245,7 @@ class Evidence:
         if not twos:
             return [], [], []
         olds, news = self._leaves(0, ones, {}), self._leaves(1, twos, {})
-        known = self._known(self._lookups(ones, twos))
+        known = self._known_of(ones, twos)
         return olds, news, find_links(olds, news, known, _LEAST_SHARE)
 
     def _leaves(
@@ -286,6 +287,16 @@ class Evidence:
             for nth in range(len(self.calls))
         ]
 
+    def _known_of(
+        self, ones: Sequence[str], twos: Sequence[str], crops: Crops = _NO_CROPS
+    ) -> Mapping[str, Origins]:
+        """Return where numbers of some leaves are; of the last ones without a look."""
+        key = tuple(ones), tuple(twos), tuple(crops.items())
+        if key != self._latest[0]:
+            lookups = self._lookups(ones, twos, crops=crops)
+            self._latest = key, self._known(lookups)
+        return self._latest[1]
+
     def _known(self, lookups: Sequence[Lookup]) -> dict[str, Origins]:
         """Return where the numbers of targets are, in all calls alike."""
         # What is constant in one of two calls by chance is not so in the other one.
@@ -307,9 +318,10 @@ class Evidence:
     ) -> Iterator[DraftRow]:
         """Yield the rows that make every number of their targets, casts apart."""
         for row in rows:
-            pads = self._pads(row, crops)
+            pads = self._pads(row, crops) if crops else {}
             for each in self.by_dtype(row) if pads is not None else ():
-                whole = dataclasses.replace(each, **(pads or {}), **changed)
+                fields = {**(pads or {}), **changed}
+                whole = dataclasses.replace(each, **fields) if fields else each
                 if self.gives(whole):
                     yield whole
 
@@ -371,7 +383,9 @@ class Evidence:
                 parts.setdefault((old, new) if old != new else (), []).append(pair)
         left_out = [pair for pair in row.pairs if not pair[1]]
         for cast, pairs in parts.items():
-            yield dataclasses.replace(row, pairs=(*pairs, *left_out), cast=cast)
+            own = (*pairs, *left_out)
+            is_same = own == row.pairs and cast == row.cast
+            yield row if is_same else dataclasses.replace(row, pairs=own, cast=cast)
 
     def _shifted(
         self, ones: Mapping[str, Any], twos: Mapping[str, Any], offset: float
@@ -401,7 +415,7 @@ class Evidence:
             if box and box != _whole(twos[path].shape):
                 crops[1, path] = box
         places: dict[str, list[np.ndarray]] = {}
-        known = self._known(self._lookups([*ones], [*twos], crops=crops))
+        known = self._known_of([*ones], [*twos], crops)
         for own in known.values():
             for number, path in enumerate(ones):
                 places.setdefault(path, []).append(own.places[own.leaves == number])
@@ -518,13 +532,14 @@ class Evidence:
 
     def gives(self, row: DraftRow) -> bool:
         """Return whether a row fits, and makes every number of its targets."""
-        if not (is_of_words(row) or self.fits(row)):  # of words, both are one plan
+        if len(row.pairs) > 2 and not self.fits(row):  # else it is planned here
             return False
         for from_side, to_side in self.calls:
             source = {path: from_side.array(path) for path in row.source_paths}
             target = {path: to_side.leaves[path] for path in row.target_paths}
+            planned = self._tried.planned(row, source, target)
             try:
-                moved = self._tried.made(row, source, target)
+                moved = planned.made(source, target)
             except MigrationError:
                 return False
             for path in target:

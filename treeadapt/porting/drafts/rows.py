@@ -207,7 +207,9 @@ def tokens_of(path: str) -> tuple[str, ...]:
 
 def is_count(token: Any) -> bool:
     """Return whether a token is a number as an index would be written."""
-    return isinstance(token, str) and _NUMBER.fullmatch(token) is not None
+    # Most are words: the first character says so.
+    is_number = isinstance(token, str) and "0" <= token < ":"
+    return is_number and _NUMBER.fullmatch(token) is not None
 
 
 def with_number(tokens: Sequence[str], place: int, number: str) -> str:

@@ -271,6 +271,8 @@ def _shifted_apart(rows: Sequence[WrittenRow]) -> list[int]:
         if each.row.is_rest or len(each.row.places) != 2:
             continue
         (source,), (target,) = each.row.sides
+        if not any(isinstance(t, Hole) or is_count(t) for t in target.tokens):
+            continue
         holes = {t.atoms: t for t in source.tokens if isinstance(t, Hole)}
         fixed = _fixed_shifts(source, target)
         above: Pattern = ()

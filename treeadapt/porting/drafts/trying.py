@@ -1,7 +1,7 @@
 """Drafted rows, tried: whether one fits some leaves, and what it makes of their arrays.
 
-Each is a table of its own. Most rows have neither numbers nor texts in their paths, and
-those that differ in these paths alone are written, read and planned once.
+Each is a table of its own. Rows with neither numbers nor texts in their paths that
+differ in these paths alone are written, read and planned once.
 """
 
 from __future__ import annotations
@@ -21,30 +21,49 @@ from treeadapt.porting.drafts.rows import DraftRow
 from treeadapt.porting.drafts.writing import as_table, written
 
 
-class _Form(NamedTuple):
-    """A row with numbers for its paths, planned for leaves of some shapes."""
+class PlannedRow(NamedTuple):
+    """A row, planned for leaves of some shapes.
+
+    Attributes:
+        plan: of it alone.
+        problems: of the plan.
+        is_numbered: whether leaves have numbers for names there, in order.
+    """
 
     plan: MigrationPlan
     problems: Problems
+    is_numbered: bool = False
 
     def made(
         self, source: Mapping[str, Any], target: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return what the row makes of arrays that are in its own order."""
+        """Return what the row makes of arrays, by path.
+
+        Args:
+            source: arrays in the order of the row.
+            target: shapes and dtypes of what it should make, in its order.
+
+        Raises:
+            MigrationError: the row does not fit, or the numbers contradict it.
+        """
         self.problems.raise_any()
-        leaves = {str(n): array for n, array in enumerate(source.values())}
-        likes = {str(n): leaf for n, leaf in enumerate(target.values())}
+        leaves, likes = (
+            {str(n): leaf for n, leaf in enumerate(each.values())}
+            if self.is_numbered
+            else each
+            for each in (source, target)
+        )
         made: dict[str, Any] = {}
         for group in self.plan.groups:
             made |= run_group(group, leaves, likes)
-        return {path: made[str(n)] for n, path in enumerate(target)}
+        return dict(zip(target, map(made.__getitem__, likes), strict=True))
 
 
 class TriedRows:
-    """What rows do with leaves; remembers how it planned them."""
+    """Plans of rows; those that differ in words alone have one."""
 
     def __init__(self) -> None:
-        self._forms: dict[object, _Form] = {}  # by what decides it
+        self._forms: dict[object, PlannedRow] = {}  # by what decides it
 
     def fits(
         self, row: DraftRow, source: Mapping[str, Any], target: Mapping[str, Any]
@@ -53,11 +72,9 @@ class TriedRows:
 
         Args:
             row: the row.
-            source: at least its leaves, by path.
+            source: shapes and dtypes of at least its leaves, by path.
             target: the same of the other side.
         """
-        if (form := self._form(row, source, target)) is not None:
-            return not form.problems.texts
         kinds: dict[object, list[Any]] = {}
         for pair in row.pairs:  # those of equal shapes are alike: two of them show it
             ones, twos = (
@@ -71,50 +88,50 @@ class TriedRows:
             {path: leaves[path] for pair in some for path in pair[side]}
             for side, leaves in enumerate((source, target))
         )
-        return plans([canonical(row)], olds, news)
+        return not self.planned(row, olds, news).problems.texts
 
-    def made(
+    def planned(
         self, row: DraftRow, source: Mapping[str, Any], target: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return what a row makes of arrays.
+    ) -> PlannedRow:
+        """Return the plan of a row.
 
         Args:
             row: the row.
-            source: its arrays, by path, in its order.
-            target: shapes and dtypes of what it should make, in its order.
+            source: its leaves, or some of them, by path.
+            target: what it should make of these.
 
         Raises:
-            MigrationError: it does not fit, or the numbers contradict it.
+            MigrationError: it cannot be read, which is an error of ours.
         """
-        if (form := self._form(row, source, target)) is not None:
-            return form.made(source, target)
-        return as_table(*written([canonical(row)]))(source, target)
-
-    def _form(
-        self, row: DraftRow, source: Mapping[str, Any], target: Mapping[str, Any]
-    ) -> _Form | None:
-        """Return the plan of a row; None where numbers or texts of its paths decide."""
-        if not is_of_words(row):
-            return None
-        (paths,), row = row.pairs, canonical(row)
+        row = canonical(row)
+        if not _is_of_words(row):
+            return _planned(row, source, target)
+        (paths,) = row.pairs
         axes = tuple(tuple((p.axes, p.before) for p in side) for side in row.sides)
         specs = [
-            [(of_side[path].shape, of_side[path].dtype) for path in own]
-            for of_side, own in zip((source, target), paths, strict=True)
+            [(leaves[path].shape, leaves[path].dtype) for path in own]
+            for leaves, own in zip((source, target), paths, strict=True)
         ]
         changes = row.changes, row.copies, row.gaps, row.evidence
         key = axes, *changes, *map(tuple, (row.sizes.items(), *specs))
         if key not in self._forms:
-            table = as_table(*written([_numbered(row)]))
-            leaves = (
+            olds, news = (
                 {str(n): jax.ShapeDtypeStruct(*spec) for n, spec in enumerate(each)}
                 for each in specs
             )
-            self._forms[key] = _Form(*table.planned(*leaves, compares=True))
+            planned = _planned(_numbered(row), olds, news)
+            self._forms[key] = planned._replace(is_numbered=True)
         return self._forms[key]
 
 
-def is_of_words(row: DraftRow) -> bool:
+def _planned(
+    row: DraftRow, source: Mapping[str, Any], target: Mapping[str, Any]
+) -> PlannedRow:
+    table = as_table(*written([row]))
+    return PlannedRow(*table.planned(source, target, compares=True))
+
+
+def _is_of_words(row: DraftRow) -> bool:
     """Return whether the leaves of a row have its paths, without numbers and lists."""
     sides = tuple(tuple(place.path for place in side) for side in row.sides)
     return row.pairs == (sides,)

@@ -95,12 +95,13 @@ def _form_of_link(pool: Components) -> object:
 
 def _between(row: DraftRow, link: Link) -> DraftRow:
     """Return the row of one link as that of another one."""
-    for side, leaf in enumerate(link.ends):
-        (address,) = row.sides[side]
-        tokens = tuple(filter(None, leaf.template))
-        row = row.with_side(side, (dataclasses.replace(address, tokens=tokens),))
-    paths = tuple((leaf.path,) for leaf in link.ends)
-    return dataclasses.replace(row, pairs=((paths[0], paths[1]),))
+    (one,), (two,) = (
+        (dataclasses.replace(place, tokens=tuple(filter(None, leaf.template))),)
+        for place, leaf in zip(row.places, link.ends, strict=True)
+    )
+    old, new = (leaf.path for leaf in link.ends)
+    pairs = (((old,), (new,)),)
+    return dataclasses.replace(row, sources=(one,), targets=(two,), pairs=pairs)
 
 
 def rows_of_counted_names(
