@@ -491,6 +491,7 @@ def of_words(count: int) -> tuple[Leaves, Leaves]:
     return source, result
 
 
+@pytest.mark.slow
 def test_rows_that_differ_in_words_are_planned_once():
     def work(count: int) -> int:
         sides = of_words(count)
