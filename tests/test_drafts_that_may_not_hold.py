@@ -382,6 +382,30 @@ def test_the_halves_of_heads_of_queries_are_two_in_all(name, left):
     assert [*marks(report).values()] == [left]
 
 
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_two_groups_of_heads_are_no_halves_of_one(is_scanned):
+    """The heads of each key in another order: how large one is has its own axis."""
+    at = "h.0.attn.q.w" if is_scanned else "attn.q.w"
+
+    def source(queries: int, size: int, width: int) -> Leaves:
+        shape = (3 * 2 * queries, size, width)
+        paths = [at, at.replace("0", "1")]
+        return float32({path: np.zeros(shape) for path in paths}, width)
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for path, leaf in leaves.items():
+            groups = leaf.reshape(3, 2, -1, *leaf.shape[1:]).swapaxes(1, 2)
+            made[path] = groups.reshape(3, -1, *leaf.shape[1:])
+        return {"q": np.stack([*made.values()])} if is_scanned else made
+
+    draft = ta.draft_migration(source(5, 7, 11), convert=convert)
+    assert {*marks(draft).values()} == {"sizes"}
+    report = draft.check(source(7, 5, 13), convert)
+    assert report, str(report)
+    assert {*marks(report).values()} == {"sizes"}
+
+
 def dense_first(leaves: Leaves) -> Leaves:
     count, dense = len(leaves) - 1, len(leaves["dense"])
     both = range(dense), range(dense, count)

@@ -84,6 +84,7 @@ _OF_THOSE_BEFORE = (
     "many, delete the mark"
 )
 _HALVES = 2
+_IN_A_MAP = 2  # axes: all heads, and what goes in or out
 #: Words of what a rotary embedding turns.
 _TURNED = frozenset({"q", "k", "wq", "wk", "query", "key", "queries", "keys"})
 _IF_ALL = "where all models have as many, delete it"
@@ -195,7 +196,8 @@ def _is_in_paths(row: Row, name: str) -> bool:
 def _is_of_halves(group: Any, name: str) -> bool:
     """Return whether a name is 2, between a head and half of it, or the last of both.
 
-    Two heads, or two groups of channels, next to what is in each are no halves.
+    Two heads, or two groups of channels, next to what is in each are no halves; nor are
+    two groups of heads, if how large a head is has an axis of its own.
     """
     addresses = (*group.row.sources, *group.row.targets)
     axes = (axis for address in addresses for axis in address.axes)
@@ -203,10 +205,18 @@ def _is_of_halves(group: Any, name: str) -> bool:
     sizes = dict(group.move.sizes) if group.move else {}
     are_two = {each for part in parts for each in part if sizes.get(each) == _HALVES}
     is_last = all(name in part[-2:] for part in parts)
-    is_within = any(len(part) > 2 for part in parts)
+    within = [part for part in parts if len(part) > 2]
+    # An axis more is the numbers of a head, and two of its groups are in the other one.
+    layers = {n for a in addresses for each in a.path.captures for n in each.names}
+    num_axes = [
+        sum(bool({*every_name([axis])} - layers) for axis in address.axes)
+        for address in addresses
+        if any(part in axis.parts for axis in address.axes for part in within)
+    ]
     paths = (*group.source_paths, *group.filled)
     words = {token.lower() for path in paths for token in tokens_of(path)}
     is_turned = not _TURNED.isdisjoint(words)
+    is_within = bool(within) and max(num_axes) <= _IN_A_MAP
     return are_two == {name} and is_last and is_within and is_turned
 
 
