@@ -1196,8 +1196,9 @@ def test_a_draft_is_checked_at_another_size(by_function):
 
     right, wrong = check(5, 3), check(13, 7)
     assert right
-    equal, left = str(right).split("\n")
+    equal, rounded, left = str(right).split("\n")
     assert equal == "3 leaves: equal, there and back."
+    assert rounded == "Rounded where it is computed: 'norm', 'q'."
     assert left.startswith("1 row keeps 'scale', 'q : (h d) e': it may be 5, of a size")
     assert not wrong  # the factor follows from a size
     assert [*wrong.forwards.values()] == [("q",)] == [*wrong.backwards.values()]

@@ -223,6 +223,88 @@ def test_a_sum_is_a_row_that_adds(name, tmp_path):
     assert not wrong
 
 
+def without_a_key_bias(order: str, *, is_stacked: bool) -> Callable[[int, int], Made]:
+    """As Whisper, whose keys have no bias: the one of all three has zeros for them."""
+
+    def make(layers: int, e: int) -> Made:
+        at = "l.{}.{}_proj.bias"
+        shapes = {at.format(n, x): (e,) for n in range(layers) for x in "qv"}
+
+        def convert(w: Leaves) -> Leaves:
+            zeros = np.zeros(e, "f4")
+            rows = [
+                np.concatenate([w.get(at.format(n, x), zeros) for x in order])
+                for n in range(layers)
+            ]
+            if is_stacked:
+                return {"qkv": np.stack(rows)}
+            return {f"l/{n}/qkv": row for n, row in enumerate(rows)}
+
+        return numbers(shapes), convert
+
+    return make
+
+
+def scaled_queries(factor: float | None) -> Callable[[int, int], Made]:
+    """As DETR: of the three parts of one array the queries are divided by a root."""
+
+    def make(layers: int, d: int) -> Made:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for n in range(layers):
+            shapes |= {f"l.{n}.w": (9 * d, 11), f"l.{n}.b": (9 * d,)}
+
+        def convert(w: Leaves) -> Leaves:
+            made = {}
+            for path, leaf in w.items():
+                heads = leaf.reshape(3, 3, d, *leaf.shape[1:])
+                scales = np.float32(factor or d**-0.5), 1, 1
+                for name, part, scale in zip("qkv", heads, scales, strict=True):
+                    made[f"{path}/{name}"] = part * scale
+            return made
+
+        return numbers(shapes), convert
+
+    return make
+
+
+CHANGED = {
+    "zeros in the middle": (without_a_key_bias("qkv", is_stacked=False), ""),
+    "zeros at first": (without_a_key_bias("kqv", is_stacked=False), ""),
+    "zeros of a stack": (without_a_key_bias("qkv", is_stacked=True), ""),
+    "a root of a head": (scaled_queries(None), ""),
+    "another factor": (scaled_queries(0.57), "scale"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_part_that_is_zeros_or_scaled_takes_a_table(name, tmp_path):
+    make, mark = CHANGED[name]
+    source, convert = make(2, 5)
+    draft = ta.draft_migration(source, convert=convert)
+    assert not draft.missing
+    assert not draft.unexpected
+    assert len(draft.migration.tables) == 2
+    assert draft.pairs.keys() == source.keys()
+    assert {path for new in draft.pairs.values() for path in new} == {*convert(source)}
+    assert {row.notes.check for row in draft.migration.rows} - {""} == {mark} - {""}
+    assert ("check = " in draft.to_toml()) == (name.startswith("zeros") or bool(mark))
+    (tmp_path / "table.toml").write_text(draft.to_toml())
+    table = ta.load_migration(tmp_path / "table.toml")
+    assert table == draft.migration
+    source, convert = make(3, 7)
+    wanted = convert(source)
+    made = table(source, wanted)
+    back = table.inverse(made, source)
+    for ones, twos in ((made, wanted), (back, source)):
+        assert ones.keys() == twos.keys()
+        for path, array in twos.items():
+            np.testing.assert_allclose(ones[path], array, rtol=1e-6)
+    report = draft.check(source, convert)
+    assert report, str(report)
+    assert not draft.check(source, lambda w: {p: a + 1 for p, a in convert(w).items()})
+
+
 @pytest.mark.parametrize(
     "function",
     [

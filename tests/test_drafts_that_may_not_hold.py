@@ -210,6 +210,42 @@ def test_no_row_that_runs_over_numbers_is_wrong_without_a_mark(convert, count):
         assert not any(row.notes.check for row in keys)
 
 
+def stacked_halves(leaves: Leaves) -> Leaves:
+    """As RWKV, whose layers are stacked: every sixth and what follows is halved."""
+    every = [
+        leaf.T / np.float32(2 ** (n // 6)) for n, leaf in enumerate(leaves.values())
+    ]
+    return {"out": np.stack(every)}
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_what_more_layers_contradict_is_marked(count):
+    """A function is called with more layers than the model has that is drafted."""
+    draft = ta.draft_migration(blocks(count, 7), convert=stacked_halves)
+    assert marks(draft) == {"h.{l}.out.w : o i": "layers"}
+    assert "draft a model with as many as yours" in draft.to_toml()
+    assert len(draft.doubtful) == count
+    if count < 6:
+        report = draft.check(blocks(6, 11), stacked_halves)
+        assert report, str(report)
+        assert {*marks(report).values()} == {"layers"}
+    assert ta.draft_migration(blocks(9, 7), convert=stacked_halves).missing
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda w: {"out": np.stack([w[f"h.{n}.out.w"] for n in range(3)])},  # no others
+        lambda w: {3: {"out": np.stack([*w.values()])}}[len(w)],
+        lambda w: {"out": np.stack([*w.values()])},
+    ],
+)
+def test_a_function_that_takes_more_layers_alike_or_none_gives_no_mark(convert):
+    draft = ta.draft_migration(blocks(3, 7), convert=convert)
+    assert not draft.doubtful
+    assert not draft.missing
+
+
 # --- sizes that were the same ---
 
 

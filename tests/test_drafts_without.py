@@ -15,7 +15,9 @@ import test_draft_law as law
 import test_drafted_marks as marked
 import test_drafts as drafts
 import test_drafts_by_names as by_names
+import test_drafts_of_chains as chains
 import test_drafts_stated as stated
+import test_drafts_that_may_not_hold as may_not_hold
 
 import treeadapt as ta
 
@@ -241,6 +243,24 @@ MECHANISMS = [
         "inputs._without_streams",
         dict,
         drafts.test_random_streams_are_no_leaves_of_a_draft,
+    ),
+    Mechanism(
+        "finding.with_blank_parts",
+        lambda *_: None,
+        chains.test_a_part_that_is_zeros_or_scaled_takes_a_table,
+        ("zeros in the middle", FOLDER),
+    ),
+    Mechanism(
+        "finding.with_scaled_parts",
+        nothing,
+        chains.test_a_part_that_is_zeros_or_scaled_takes_a_table,
+        ("another factor", FOLDER),
+    ),
+    Mechanism(
+        "draft.with_more_layers",
+        unchanged,
+        may_not_hold.test_what_more_layers_contradict_is_marked,
+        (2,),
     ),
     # The table.
     Mechanism(

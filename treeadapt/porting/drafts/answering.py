@@ -209,7 +209,7 @@ def _is_of_halves(group: Any, name: str) -> bool:
     # An axis more is the numbers of a head, and two of its groups are in the other one.
     layers = {n for a in addresses for each in a.path.captures for n in each.names}
     num_axes = [
-        sum(bool({*every_name([axis])} - layers) for axis in address.axes)
+        sum(bool({*every_name((axis,))} - layers) for axis in address.axes)
         for address in addresses
         if any(part in axis.parts for axis in address.axes for part in within)
     ]

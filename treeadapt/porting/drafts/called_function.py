@@ -81,9 +81,17 @@ class Conversion:
             MigrationError: the function raises on zeros.
         """
         arrays = distinct_numbers(self._side.leaves, nth)
-        for path in paths:
-            arrays[path] = np.zeros_like(arrays[path])
-            arrays[path].flags.writeable = False
+        return self.with_numbers(nth, {p: np.zeros_like(arrays[p]) for p in paths})
+
+    def with_numbers(self, nth: int, numbers: Mapping[str, np.ndarray]) -> Side:
+        """Return what is made of the numbers of ``called``, but for some leaves.
+
+        Raises:
+            MigrationError: the function raises on these.
+        """
+        arrays = distinct_numbers(self._side.leaves, nth) | dict(numbers)
+        for array in arrays.values():
+            array.flags.writeable = False
         return self._made(arrays)
 
     def dtypes(

@@ -31,6 +31,7 @@ from treeadapt.porting.drafts.inputs import read_side
 from treeadapt.text.names import fold, listing, plural
 
 _NOT_ALL = "there; on the way back not all comes back"
+_COMPUTED = "Rounded where it is computed"
 _NEW = "[new]"
 _POWER_OF_TWO = 0.5  # the fraction of one
 _ONE_WAY = "there; what takes some of the numbers has no way back"
@@ -79,7 +80,8 @@ class DraftCheck:
 
     def __str__(self) -> str:
         if self:
-            back = _NOT_ALL if self.lost else "there and back"
+            is_all = all(line.startswith(_COMPUTED) for line in self.lost)
+            back = "there and back" if is_all else _NOT_ALL
             way = back if self.has_way_back else _ONE_WAY
             equal = f"{plural(self.num_leaves, 'leaf')}: equal, {way}."
             lines = [equal, *self.lost, *blank_lines(self.migration)]
@@ -255,7 +257,7 @@ def _lost_lines(plan: Any) -> Iterator[str]:
         ("Dropped, and not made again", plan.dropped),
         ("What is cut off does not come back, and is kept of a target", cut),
         ("Rounded to another dtype", rounded),
-        ("Rounded where it is computed", computed),
+        (_COMPUTED, computed),
     ):
         if paths:
             yield f"{text}: {listing(fold(dict.fromkeys(paths)), limit=3)}."

@@ -14,6 +14,7 @@ from treeadapt.porting.drafts.finding import RowFinder
 from treeadapt.porting.drafts.finishing import finished
 from treeadapt.porting.drafts.inputs import Side, read_side
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
+from treeadapt.porting.drafts.more_layers import with_more_layers
 from treeadapt.porting.drafts.nearer_sides import NearerSides
 from treeadapt.porting.drafts.stated import read_stated
 from treeadapt.porting.drafts.synonyms import load_words
@@ -48,8 +49,9 @@ def draft_migration(
             twice, each time with other distinct numbers (read-only arrays of NumPy,
             float32) in the form of ``source``: a fresh flat dict of a checkpoint, else
             a tree like it; and some more times if there are leaves that it may not
-            read. The tree, or the pairs of names and arrays, that it returns or yields
-            are the target; if there is a ``target``, its names are compared.
+            read, and once with more layers. The tree, or the pairs of names and arrays,
+            that it returns or yields are the target; if there is a ``target``, its
+            names are compared.
         synonyms: a file of words that mean the same in names, as the one that comes
             with the library; it is added to that.
         decode: as for ``load``, of the paths of checkpoints.
@@ -134,7 +136,10 @@ def draft_marked(
     draft = finished(evidence, rows, found.unread, notes, stated, found.between.inner)
     whole = found.between.around(draft)
     more = _way_back_notes(whole, *calls[0])
-    return dataclasses.replace(whole, notes=(*whole.notes, *more))
+    whole = dataclasses.replace(whole, notes=(*whole.notes, *more))
+    if convert is None:
+        return whole
+    return with_more_layers(whole, source, source_side, convert)
 
 
 def _way_back_notes(draft: MigrationDraft, source: Side, target: Side) -> Iterator[str]:

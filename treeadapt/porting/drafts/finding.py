@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 
+from treeadapt.porting.drafts.blank_parts import with_blank_parts
 from treeadapt.porting.drafts.called_function import Conversion
 from treeadapt.porting.drafts.evidence import Evidence
 from treeadapt.porting.drafts.families import families
@@ -21,6 +22,7 @@ from treeadapt.porting.drafts.nearer_sides import NearerSides
 from treeadapt.porting.drafts.numbers import castable
 from treeadapt.porting.drafts.pairing import propose, with_tie, with_tied_head
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
+from treeadapt.porting.drafts.scaled_parts import with_scaled_parts
 from treeadapt.porting.drafts.stated import ModelConfig
 from treeadapt.porting.drafts.sums import summands, with_sums
 from treeadapt.porting.drafts.synonyms import Words
@@ -95,7 +97,13 @@ class RowFinder:
         if not best.evidence.has_numbers:
             others = map(self.found, between.in_periods() if best.left[1] else ())
             return next(filter(best.is_worse_than, others), best)
-        for nearer in (self._in_endings, self._with_sums, self._in_blocks):
+        for nearer in (
+            self._in_endings,
+            self._with_blanks,
+            self._with_factors,
+            self._with_sums,
+            self._in_blocks,
+        ):
             if best.left[1]:
                 best = next(filter(best.is_worse_than, nearer(best)), best)
         return best
@@ -121,6 +129,20 @@ class RowFinder:
         if unread is not None:
             unread = [path for path in left if between.own(0, path) in unread]
         return FoundRows(between, evidence, rows, notes, unread)
+
+    def _with_blanks(self, best: FoundRows) -> Iterator[FoundRows]:
+        """Yield rows of zeros next to numbers, which a table before them makes."""
+        if self.conversion is None:
+            return
+        nearer = with_blank_parts(best.between, best.evidence, best.rows)
+        if nearer is not None:
+            yield self.found(nearer, best.own_unread)
+
+    def _with_factors(self, best: FoundRows) -> Iterator[FoundRows]:
+        """Yield rows of what is multiplied, by a table after them, as a part alone."""
+        if self.conversion is not None:
+            sides = with_scaled_parts(best.between, self.conversion, *best.left)
+            yield from (self.found(nearer, best.own_unread) for nearer in sides)
 
     def _with_sums(self, best: FoundRows) -> Iterator[FoundRows]:
         """Yield rows of summands, added by these rows or by a table after them."""

@@ -82,10 +82,14 @@ class NearerSides:
         def own(side: int, paths: Iterable[str]) -> tuple[str, ...]:
             return tuple(dict.fromkeys(self.own(side, path) for path in paths))
 
+        pairs: dict[str, tuple[str, ...]] = {}
+        for old, new in draft.pairs.items():  # several may be one on their own side
+            name = self.own(0, old)
+            pairs[name] = tuple(dict.fromkeys([*pairs.get(name, ()), *own(1, new)]))
         return dataclasses.replace(
             draft,
             migration=migration,
-            pairs={self.own(0, old): own(1, new) for old, new in draft.pairs.items()},
+            pairs=pairs,
             doubtful=self._doubtful(migration, own(0, draft.doubtful)),
             missing=own(1, draft.missing),
             unexpected=own(0, draft.unexpected),

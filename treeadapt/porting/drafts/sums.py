@@ -63,7 +63,7 @@ def summands(
             found = {p: tuple(own) for p, own in every[0].items() if len(own) > 1}
             found = {p: own for p, own in found.items() if own == tuple(every[1][p])}
             if found:
-                yield _nearer(between, found, every)
+                yield with_table_below(between, found, every)
 
 
 def _alone(
@@ -124,11 +124,20 @@ def _is_sum(
     return np.allclose(sum(parts.values()), whole, rtol=1e-6, atol=0)
 
 
-def _nearer(
+def with_table_below(
     between: NearerSides,
     found: Mapping[str, Sequence[int]],
     every: Sequence[Mapping[str, Mapping[int, np.ndarray]]],
+    factors: Mapping[str, float] | None = None,
 ) -> tuple[NearerSides, Summands]:
+    """Return sides with others in place of leaves, and the table that makes these.
+
+    Args:
+        between: the sides.
+        found: numbers of what a leaf is made of: the sum of it, or a multiple of one.
+        every: what these are, in each call.
+        factors: by which one is multiplied, by leaf.
+    """
     calls = between.calls
     target = calls[0][1]
     names: dict[str, tuple[str, ...]] = {}
@@ -150,7 +159,7 @@ def _nearer(
         new_calls.append(
             (source, dataclasses.replace(target, leaves=leaves, arrays=arrays))
         )
-    rows = [*map(canonical, _adding(names, target))]
+    rows = [*map(canonical, _making(names, target, factors or {}))]
     if others := [path for path in target.leaves if path not in names]:
         rows.append(rest(others, "values"))
     table = as_table(*written(rows))
@@ -168,12 +177,15 @@ def _nearer(
     return nearer, names
 
 
-def _adding(names: Summands, target: Side) -> Iterator[DraftRow]:
-    """Yield the rows that add summands, one for those that differ in numbers only."""
+def _making(
+    names: Summands, target: Side, factors: Mapping[str, float]
+) -> Iterator[DraftRow]:
+    """Yield the rows that add or multiply, one where only numbers of paths differ."""
     alike: dict[object, list[str]] = {}
     for template, paths in by_template(names).items():
         for path in paths:
-            form = template, len(target.leaves[path].shape), len(names[path])
+            leaf, factor = target.leaves[path], factors.get(path)
+            form = template, len(leaf.shape), len(names[path]), factor
             alike.setdefault(form, []).append(path)
     for paths in alike.values():
         tokens = [*zip(*map(tokens_of, paths), strict=True)]
@@ -194,7 +206,8 @@ def _adding(names: Summands, target: Side) -> Iterator[DraftRow]:
             dict(zip(atoms, shape, strict=True)),
             tuple((part, (path,)) for part, path in zip(parts, paths, strict=True)),
             "values",
-            is_sum=True,
+            scale=factors.get(paths[0], 1.0),
+            is_sum=len(parts[0]) > 1,
         )
 
 

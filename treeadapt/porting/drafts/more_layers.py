@@ -1,0 +1,101 @@
+"""What more layers show: rows that are wrong in a deeper model than the drafted one.
+
+RWKV halves what goes out of every sixth layer, which a model of three does not show.
+Takes a draft and its function; gives the draft with a mark on rows that the
+function contradicts if all layers are there several times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from treeadapt.errors import MigrationError
+from treeadapt.porting.drafts.checking import compared_with
+from treeadapt.porting.drafts.inputs import Side, is_flat
+from treeadapt.porting.drafts.migration_draft import MigrationDraft
+from treeadapt.porting.drafts.path_numbers import is_of_layers
+from treeadapt.porting.drafts.rows import template_of, tokens_of
+from treeadapt.porting.drafts.writing import as_table
+
+_COUNT = 13  # of layers: more than two periods of six, the longest that is known
+_MOST_NUMBERS = 2**20  # of all of their leaves
+_NOTE = (
+    f"with {_COUNT} layers the function gives other numbers: draft a model with as "
+    "many as yours, whose widths may be small"
+)
+_SAID = frozenset({"numbers", "scale"})  # marks that say it already
+
+
+def with_more_layers(
+    draft: MigrationDraft, source: Any, side: Side, convert: Callable[[Any], Any]
+) -> MigrationDraft:
+    """Return a draft with a mark on the rows that are wrong if there are more layers.
+
+    A function that takes no more, or a table that does not run then, shows nothing.
+
+    Args:
+        draft: of a function.
+        source: as in ``draft_migration``: without names and arrays alone, no more
+            layers are known.
+        side: its leaves.
+        convert: the function.
+    """
+    is_plain = isinstance(source, str | os.PathLike) or is_flat(source)
+    more = _more_layers(side.leaves) if is_plain else {}
+    leaves = {**side.leaves, **more}
+    is_large = sum(leaf.size for leaf in leaves.values()) > _MOST_NUMBERS
+    if not more or is_large or draft.missing or len(draft.migration.tables) > 1:
+        return draft
+    try:
+        report = compared_with(draft.migration, [draft._shapes], leaves, convert)
+    except MigrationError:
+        return draft
+    if not report.forwards:
+        return draft
+    rows, marked = [*draft._rows], {*draft.doubtful}
+    for number, row in enumerate(draft.migration.rows):
+        own = rows[number].row
+        if row.text in report.forwards and _SAID.isdisjoint(own.checks):
+            rows[number] = rows[number].with_row(own.marked("layers", _NOTE))
+            marked.update(own.source_paths)
+    return dataclasses.replace(
+        draft,
+        migration=as_table(rows, draft._sizes, draft.migration._new),
+        doubtful=tuple(path for path in side.leaves if path in marked),
+        _rows=tuple(rows),
+    )
+
+
+def _more_layers(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return leaves of further layers, where all that there are have the same.
+
+    Example:
+        >>> more = _more_layers({"h.0.w": "a", "h.1.w": "a", "g.0.w": "b"})
+        >>> [*more][:1], [*more.values()] == ["a"] * 11
+        (['h.2.w'], True)
+    """
+    layers: dict[tuple[str, ...], dict[int, dict[tuple[str, ...], Any]]] = {}
+    for path, leaf in leaves.items():
+        tokens = tokens_of(path)
+        for at, fixed in enumerate(template_of(path)):
+            above = tokens[:at]
+            if fixed is None and is_of_layers((0, above)):
+                every = layers.setdefault(above, {})
+                every.setdefault(int(tokens[at]), {})[tokens[at + 1 :]] = leaf
+    more: dict[str, Any] = {}
+    used: list[tuple[str, ...]] = []
+    for above in sorted(layers, key=len):  # of layers in layers the outer ones
+        every, first = layers[above], layers[above].get(0)
+        is_inner = any(above[: len(outer)] == outer for outer in used)
+        are_all = {*every} == {*range(len(every))}
+        are_alike = are_all and all(each == first for each in every.values())
+        if first is None or is_inner or not (1 < len(every) < _COUNT and are_alike):
+            continue
+        used.append(above)
+        for number in range(len(every), _COUNT):
+            text = "".join(above) + str(number)
+            more |= {text + "".join(tokens): leaf for tokens, leaf in first.items()}
+    return more
