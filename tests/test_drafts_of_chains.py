@@ -420,6 +420,7 @@ def directions(
     return numbers(shapes), convert
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [("", "_reverse"), ("/ahead", "/back")])
 @pytest.mark.parametrize(
     ("adds", "is_back"),

@@ -530,10 +530,8 @@ def without_offsets() -> Model:
     return dataclasses.replace(own, rows=tuple(kept))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(ROOTED, id="offsets", marks=pytest.mark.slow), without_offsets],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [ROOTED, without_offsets], ids=["offsets", "none"])
 def test_a_factor_that_norms_nearly_cancel_is_found(make):
     pair = matched.of_table(make)
     found = pair.match(limit=2_000)

@@ -100,6 +100,7 @@ def test_the_page_lists_every_table():
     assert f"\n{table}\n" in page, f"Write this into published.md:\n{table}"
 
 
+@pytest.mark.slow
 def test_the_page_of_cards_is_that_of_the_tables():
     assert cards.PAGE.read_text("utf-8") == cards.page(), "Run docs/scripts/cards.py."
 
@@ -156,6 +157,7 @@ def test_a_card_names_all_that_a_table_says_of_a_file(name):
         assert all(any(each in line for line in lines) for each in stated)
 
 
+@pytest.mark.slow
 def test_cards_say_when_tables_were_compared_and_how_far_answers_are_apart():
     file = REPOSITORY / "treeadapt" / "migrations" / "tables" / "compared.toml"
     fields = tomllib.loads(file.read_text("utf-8"))
