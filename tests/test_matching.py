@@ -426,6 +426,43 @@ def test_nan_in_weights_is_named_if_it_is_in_the_answers(path):
     assert dataclasses.replace(pair, source=shapes).match().found  # as the error says
 
 
+@pytest.mark.parametrize("name", ["model", "reference"])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(np.nan, "answers NaN"), (np.inf, "answers infinite numbers")],
+)
+def test_what_is_never_a_number_is_said_at_once(name, number, text):
+    """Whatever it is asked with; what is infinite on both sides may be a mask."""
+    plain = line()
+    call = getattr(plain, name)
+
+    def strange(params):
+        return np.where(np.arange(3) == 1, number, call(params))
+
+    found = line(**{name: strange}).match()
+    assert f"{name}= {text} (4 of 12 entries, first at (0, 1))" in found.why[0]
+    assert found.evaluations < 12
+
+
+@pytest.mark.slow
+def test_what_is_no_number_for_some_numbers_alone_is_searched():
+    """Variances of several layers are one array, which random numbers make negative."""
+    source = {f"{n}.var": np.ones(5, "f4") for n in range(2)}
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype("f4")
+
+    def run(every):
+        with np.errstate(all="ignore"):
+            return np.tanh(np.tanh(x / np.sqrt(every[0])) / np.sqrt(every[1]))
+
+    pair = line(
+        source=source,
+        target={"var": np.ones((2, 5), "f4")},
+        model=lambda p: run(p["var"]),
+        reference=lambda p: run([p["0.var"], p["1.var"]]),
+    )
+    assert pair.match().found
+
+
 @pytest.mark.slow
 def test_what_may_look_wrong_is_matched():
     """NaN that no input reaches, masks, and integers next to the logits."""

@@ -11,9 +11,21 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from matched import Decoder, Encoder, Pair, decoder, elsewhere, encoder
+from matched import (
+    Decoder,
+    Encoder,
+    Pair,
+    decoder,
+    elsewhere,
+    encoder,
+    gelu,
+    layer_norm,
+)
 from matched_layouts import blocks, convolutions, experts, gated_blocks
+
+import treeadapt as ta
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +116,59 @@ def test_the_first_line_names_what_differs(name):
     others = {EPSILON, MASKS, NORMS, ZERO} - {*texts}
     assert not any(text in first for text in others), found
     assert time.process_time() - start < 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("GELU by tanh", 1_500),  # 2,621 before the nearest was taken where it is sure
+        ("leaky ReLU", 800),
+        ("NaN", 20),  # and 590 before
+        ("infinite", 20),
+    ],
+)
+def test_what_differs_is_seen_early(name, most):
+    make, _ = DIFFERENT[name]
+    assert make().match().evaluations <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_the_nearest_pairs_each_leaf_with_its_own(seed):
+    """Biases of queries and keys change answers by little, and so does GELU."""
+    found = of_encoder(exact=False).match(seed=seed)
+    right = of_encoder().match().migration
+    assert found.nearest is not None
+    source = of_encoder().source
+    ours, theirs = (
+        table(source, of_encoder().target) for table in (found.nearest, right)
+    )
+    ours, theirs = map(ta.to_flat_dict, (ours, theirs))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[path], theirs[path]) for path in ours)
+
+
+@pytest.mark.slow
+def test_maps_that_are_multiplied_are_compared_each_with_its_own():
+    """Without any of them the answers are the same; NumPy rounds otherwise."""
+    pair = gated_blocks(bias=False, tied=False, acts=(ERF, TANH))
+    names = {path: path.replace("gate", "wp") for path in pair.target}
+    target = {names[path]: leaf for path, leaf in pair.target.items()}
+
+    def model(params):
+        return pair.model({path: params[name] for path, name in names.items()})
+
+    def reference(p):
+        y = np.random.default_rng(9).normal(size=(9, 12)).astype("f4")
+        for n in range(2):
+            z = layer_norm(y, p[f"{n}.n"], p[f"{n}.m"])
+            inner = gelu(z @ p[f"{n}.a"].T, exact=True) * (z @ p[f"{n}.g"].T)
+            y = y + inner @ p[f"{n}.c"].T
+        return y @ p["head"].T
+
+    sides = {"target": target, "model": model, "reference": reference}
+    assert KIND in dataclasses.replace(pair, **sides).match().why[0]
 
 
 @pytest.mark.slow

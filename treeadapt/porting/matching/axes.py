@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -25,7 +25,14 @@ from treeadapt.porting.matching.pairs import (
     OrderFamily,
     Pairing,
 )
-from treeadapt.porting.matching.sides import Base, ModelPart, Models, Spot, usual
+from treeadapt.porting.matching.sides import (
+    Base,
+    ModelPart,
+    Models,
+    Numbers,
+    Spot,
+    usual,
+)
 
 _MOST_ROUNDS = 40
 #: The largest difference of models that are said to be near.
@@ -226,6 +233,39 @@ class Axes:
             old |= drawn.of(0, source)
             new |= drawn.of(1, target)
         return Base(self.models, old, new)
+
+
+def all_alike(
+    models: Models, solution: Sequence[Moved], rng: np.random.Generator
+) -> bool:
+    """Return whether each pair alone, with other numbers, changes both answers alike.
+
+    Relative to that change, so that a wrong order of what hardly matters is seen, too.
+    Pairs that differ in their layer only are asked together.
+    """
+    every = [_placed(moved, rng) for moved in solution]
+    base = Base(models, *map(_merged, zip(*every, strict=True)))
+    layers = layers_of(moved.source for moved in solution)
+    labels: dict[Hashable, list[Moved]] = {}
+    for moved in solution:
+        labels.setdefault(layers[moved.source].label, []).append(moved)
+    for alike in labels.values():
+        placed = [_placed(moved, rng) for moved in alike]
+        old, new = map(_merged, zip(*placed, strict=True))
+        if not base.are_alike(base.old(old), base.new(new)):
+            return False
+    return True
+
+
+def _placed(moved: Moved, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+    """Return numbers of a pair at its places on both sides."""
+    numbers = usual(moved.source.shapes[0], rng)
+    places = zip(moved.target.places, moved.orders, strict=True)
+    return {moved.source.places[0]: numbers}, {p: order(numbers) for p, order in places}
+
+
+def _merged(every: Iterable[Numbers]) -> Numbers:
+    return {place: numbers for each in every for place, numbers in each.items()}
 
 
 def _same_length(one: Sequence[object], two: Sequence[object]) -> bool:

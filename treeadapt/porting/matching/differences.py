@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from treeadapt.porting.matching.first_calls import said_of_strange
 from treeadapt.porting.matching.influence import (
     LEAST,
     SMALL,
@@ -76,38 +77,20 @@ def what_differs(seen: Influences, *, only_small: bool = False) -> Iterator[str]
 
 def _not_comparable(seen: Influences) -> str:
     """Say which model answers NaN, infinite numbers or other integers, if one does."""
+    kinds = "(normal ones in arrays, positive ones in vectors)"
     for size, what in ((1.0, "of usual size"), (SMALL, "a 20th of usual size")):
         sizes = {"arrays": size, "vectors": size}
         old, new = seen.old.answers(**sizes), seen.new.answers(**sizes)
         if math.isfinite(apart(new, old)):
             continue
-        texts = [*filter(None, (_strange("reference", old), _strange("model", new)))]
-        if texts:
-            return (
-                f"to random numbers {what} (normal ones in arrays, positive ones in "
-                f"vectors) {' and '.join(texts)}, and no table changes that: look for "
-                "a division by zero, a root or logarithm of what is negative, or a row "
-                "that a mask hides as a whole"
-            )
+        text = said_of_strange(f"{what} {kinds}", old, new)
+        if text:
+            return text
         if size == 1:
             return (
                 "with numbers that no usual order of axes changes, the two answer "
                 "other integers or booleans: return what they are computed from"
             )
-    return ""
-
-
-def _strange(role: str, answers: Sequence[np.ndarray]) -> str:
-    """Say how many entries of answers are NaN or infinite, and which is the first."""
-    for kind, test in (("NaN", np.isnan), ("infinite numbers", np.isinf)):
-        for number, array in enumerate(answers):
-            places = np.argwhere(test(array))
-            if len(places):
-                first = tuple(int(n) for n in places[0])
-                where = f", first at {first}" * bool(first)
-                which = f" of answer {number}" * (len(answers) > 1)
-                count = f"{len(places)} of {array.size} entries{which}{where}"
-                return f"{role}= answers {kind} ({count})"
     return ""
 
 

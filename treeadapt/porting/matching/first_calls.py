@@ -1,21 +1,26 @@
 """Whether two models can be matched at all: what a few calls of each say.
 
 Takes both models and the numbers of the source; raises with the cause where no search
-could find a table. Whether the models are alike is left to the search.
+could find a table, or says which one answers NaN. Whether the models are alike is left
+to the search.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from treeadapt.errors import MigrationError
+from treeadapt.porting.matching.judge import SMALL
 from treeadapt.porting.matching.sides import Arrays, Models, ModelSide, usual
 from treeadapt.porting.measure import apart, require_alike
 from treeadapt.text.names import listing, shorten
+
+#: What a model answers.
+Answers: TypeAlias = Sequence[np.ndarray]
 
 _MOST_DRAWS = 5  # for which answers may be equal by chance, as zeros after a ReLU
 
@@ -35,10 +40,10 @@ def require_trees(**sides: Any) -> None:
             )
 
 
-def require_matchable(
+def first_answers(
     models: Models, given: Mapping[str, Any], tolerance: float, seed: int
-) -> None:
-    """Raise if the answers of a model say that no search could find a table.
+) -> tuple[Answers, Answers]:
+    """Return what the old and the new model answer to random numbers.
 
     Args:
         models: both models, each of which is called at most eight times.
@@ -47,9 +52,10 @@ def require_matchable(
         seed: of the numbers that the models are asked with.
 
     Raises:
-        MigrationError: the shapes of answers differ; all answers of a model are
-            integers; equal numbers have other answers each time, or all numbers the
-            same; or NaN in the source makes answers NaN.
+        MigrationError: no search could find a table, because the shapes of answers
+            differ; all answers of a model are integers; equal numbers have other
+            answers each time, or all numbers the same; or NaN in the source makes
+            answers NaN.
     """
     rng = np.random.default_rng([seed, 5])
     sides = models.old, models.new
@@ -62,6 +68,78 @@ def require_matchable(
         _require_dependent(models, side, answers, rng)
     if not_finite(given):
         require_finite(given, models.called(models.old, given))
+    return theirs, ours
+
+
+def never_numbers(models: Models, first: tuple[Answers, Answers], seed: int) -> str:
+    """Say which model answers NaN, or alone infinite numbers, to all numbers.
+
+    Empty if neither does. No table is right then, because NaN never matches. What may
+    be a variance is positive in some of the numbers, and all are small in others.
+
+    Args:
+        models: both models, called twice each if ``first`` is not finite.
+        first: what they answered to random numbers.
+        seed: of other ones.
+    """
+    if all(map(_are_comparable, *first)):
+        return ""
+    rng = np.random.default_rng([seed, 7])
+    every = []
+    for side, answers in zip((models.old, models.new), first, strict=True):
+        drawn = {path: np.abs(array) for path, array in _drawn(side, rng).items()}
+        small = {path: (SMALL * array).astype("f4") for path, array in drawn.items()}
+        asked = (_asked(models, side, arrays) for arrays in (drawn, small))
+        every.append([*zip(answers, *asked, strict=True)])
+    old, new = every
+    return said_of_strange(
+        "of usual size, and of a 20th of it,",
+        [_always_strange(one, two) for one, two in zip(old, new, strict=True)],
+        [_always_strange(two, one) for one, two in zip(old, new, strict=True)],
+    )
+
+
+def _are_comparable(one: np.ndarray, two: np.ndarray) -> bool:
+    is_nan = np.isnan(one).any() or np.isnan(two).any()
+    return not is_nan and np.array_equal(np.isinf(one), np.isinf(two))
+
+
+def _always_strange(own: Answers, other: Answers) -> np.ndarray:
+    """Return NaN or infinity where some answers always are, the rest as zeros."""
+    is_infinite = np.isinf(own).all(0) & ~np.isinf(other).any(0)
+    return np.select([np.isnan(own).all(0), is_infinite], [np.nan, np.inf], 0.0)
+
+
+def said_of_strange(what: str, old: Answers, new: Answers) -> str:
+    """Say which model answers NaN or infinite numbers; empty if neither does.
+
+    Args:
+        what: what the numbers are like that they were asked with.
+        old: answers of the old model.
+        new: of the new one.
+    """
+    texts = [*filter(None, (_strange("reference", old), _strange("model", new)))]
+    if not texts:
+        return ""
+    return (
+        f"to random numbers {what} {' and '.join(texts)}, and no table changes that: "
+        "look for a division by zero, a root or logarithm of what is negative, or a "
+        "row that a mask hides as a whole"
+    )
+
+
+def _strange(role: str, answers: Answers) -> str:
+    """Say how many entries of answers are NaN or infinite, and which is the first."""
+    for kind, test in (("NaN", np.isnan), ("infinite numbers", np.isinf)):
+        for number, array in enumerate(answers):
+            places = np.argwhere(test(array))
+            if len(places):
+                first = tuple(int(n) for n in places[0])
+                where = f", first at {first}" * bool(first)
+                which = f" of answer {number}" * (len(answers) > 1)
+                count = f"{len(places)} of {array.size} entries{which}{where}"
+                return f"{role}= answers {kind} ({count})"
+    return ""
 
 
 def _drawn(side: ModelSide, rng: np.random.Generator) -> Arrays:
@@ -73,7 +151,7 @@ def _asked(models: Models, side: ModelSide, arrays: Arrays) -> list[np.ndarray]:
     return models.called(side, {path: array.copy() for path, array in arrays.items()})
 
 
-def _require_floats(side: ModelSide, answers: Sequence[np.ndarray]) -> None:
+def _require_floats(side: ModelSide, answers: Answers) -> None:
     kinds = [array.dtype.kind for array in answers]
     if all(kind in "iub" for kind in kinds):
         name = "booleans" if set(kinds) == {"b"} else "integers"
@@ -88,7 +166,7 @@ def _require_repeatable(
     models: Models,
     side: ModelSide,
     arrays: Arrays,
-    answers: Sequence[np.ndarray],
+    answers: Answers,
     tolerance: float,
 ) -> None:
     difference = _apart(_asked(models, side, arrays), answers)
@@ -101,7 +179,7 @@ def _require_repeatable(
         )
 
 
-def _apart(again: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> float:
+def _apart(again: Sequence[np.ndarray], answers: Answers) -> float:
     """Return how far floats differ; integers may be the place of one of two equals."""
     pairs = [
         [np.nan_to_num(array) for array in pair]
@@ -112,10 +190,7 @@ def _apart(again: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> float:
 
 
 def _require_dependent(
-    models: Models,
-    side: ModelSide,
-    answers: Sequence[np.ndarray],
-    rng: np.random.Generator,
+    models: Models, side: ModelSide, answers: Answers, rng: np.random.Generator
 ) -> None:
     if not all(np.isfinite(array).all() for array in answers):
         return  # infinite for all numbers, maybe because they are too large
@@ -135,7 +210,7 @@ def not_finite(numbers: Mapping[str, Any]) -> list[str]:
     return [path for path, array in numbers.items() if not np.isfinite(array).all()]
 
 
-def require_finite(given: Mapping[str, Any], answers: Sequence[np.ndarray]) -> None:
+def require_finite(given: Mapping[str, Any], answers: Answers) -> None:
     """Raise if answers hold NaN, and so do the numbers that were asked with.
 
     Infinite ones alone may be those of a mask, and NaN may be where no input leads.

@@ -37,6 +37,7 @@ SMALL = 0.05
 LEAST = 3e-6
 _SAME = 1e-4  # a difference with which answers are the same, if others are far larger
 _FEWER = 20  # times less than the whole difference is none
+_HALF = 0.5  # of a leaf's size, where its influence is its own
 _FIRST_ORDER = 2.0**-10  # of a leaf's size, where its influence is nearly linear
 # All numbers, or arrays alone: small scores may be less than what answers round by.
 _SMALLER = ({"arrays": 1 / 16, "vectors": 1 / 16}, {"arrays": 1 / 4})
@@ -288,12 +289,28 @@ class Influences:
         """The leaves of both sides without which both models answer alike."""
         olds = {unit: self.old.answers(unit) for unit in self.old.units()}
         news = {unit: self.new.answers(unit) for unit in self.new.units()}
-        alike: dict[Unit, Unit] = {}
-        for (old, theirs), (new, ours) in itertools.product(olds.items(), news.items()):
-            is_new = old not in alike and self.are_like(old, new)
-            if is_new and apart(ours, theirs) <= self.same:
-                alike[old] = new
-        return [*itertools.islice(alike.items(), _MOST_CARRIERS)]
+        like = {
+            old: [
+                new
+                for new, ours in news.items()
+                if self.are_like(old, new) and apart(ours, theirs) <= self.same
+            ]
+            for old, theirs in olds.items()
+        }
+        some = itertools.islice(
+            ((old, new) for old, new in like.items() if new), _MOST_CARRIERS
+        )
+        return [(old, self._likest(old, units)) for old, units in some]
+
+    def _likest(self, old: Unit, units: Sequence[Unit]) -> Unit:
+        """Return the leaf of the target that changes answers most as one does.
+
+        Where leaves are multiplied, as gates, answers are alike without any of them.
+        """
+        if len(units) == 1:
+            return units[0]
+        theirs = self.old.answers(old, _HALF)
+        return min(units, key=lambda new: apart(self.new.answers(new, _HALF), theirs))
 
     def carriers(self, most_lost: float = 0.5) -> list[Carrier]:
         """Return leaves without which both models answer alike, with least loss."""

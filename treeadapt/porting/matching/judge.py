@@ -68,6 +68,17 @@ class Verdict:
         is_near = is_rounded or tolerance > USUAL_TOLERANCE
         return self.depends and is_near and self.largest <= tolerance
 
+    def doubt(self) -> str:
+        """Say what else than rounding may be in the difference; empty if it is none."""
+        if self.largest <= _ROUNDED:
+            return ""
+        rounding = f", and rounding changes them by {self.rounding:.1g}"
+        rounding *= bool(self.rounding)
+        return (
+            f"the answers differ by {self.largest:.2g}{rounding}: a norm with another "
+            "epsilon may change them by as little"
+        )
+
     def text(self, tolerance: float) -> str:
         """Say why the answers are not the same."""
         if not self.depends:

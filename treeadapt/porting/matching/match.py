@@ -20,8 +20,9 @@ from treeadapt.migrations.migration import Migration
 from treeadapt.porting.drafts.draft import draft_migration
 from treeadapt.porting.matching.another_size import Resized, resized, told
 from treeadapt.porting.matching.first_calls import (
+    first_answers,
+    never_numbers,
     require_finite,
-    require_matchable,
     require_trees,
 )
 from treeadapt.porting.matching.judge import USUAL_TOLERANCE, unseen
@@ -115,7 +116,10 @@ def match_models(
         return _from_answers(source, target, model, reference, tolerance, limit, seed)
     models = _models(source, target, model, reference, max(limit, _LEAST))
     given = _numbers(source)
-    require_matchable(models, given, tolerance, seed)
+    first = first_answers(models, given, tolerance, seed)
+    strange = never_numbers(models, first, seed)
+    if strange:
+        return _nothing(strange, models.evaluations)
     search = Search(models, given, tolerance, seed)
     match = _result(search, source, target, model)
     if more is None or match.migration is None:
@@ -125,6 +129,22 @@ def match_models(
     there = resized(table, models, other, numbers, tolerance=tolerance, seed=seed)
     evaluations = match.evaluations + other.evaluations
     return dataclasses.replace(_with_more(match, there, table), evaluations=evaluations)
+
+
+def _nothing(why: str, evaluations: int) -> ModelMatch:
+    """Return a match without a table, because no search could find one."""
+    return ModelMatch(
+        found=False,
+        migration=None,
+        after=math.inf,
+        unseen={},
+        undecided=(),
+        unused=(),
+        kept=(),
+        why=(why,),
+        nearest=None,
+        evaluations=evaluations,
+    )
 
 
 def _models(
@@ -194,6 +214,7 @@ def _result(
     shares: dict[str, float] = {}
     kept = search.kept
     if found is not None and table is not None:
+        why += filter(None, [found.verdict.doubt()])
         shares = _unseen(search, found, target, model, why)
         kept = (
             *kept,

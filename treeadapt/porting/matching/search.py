@@ -18,7 +18,7 @@ import numpy as np
 
 from treeadapt.errors import MigrationError
 from treeadapt.porting.drafts.draft import draft_migration
-from treeadapt.porting.matching.axes import NEAREST, Axes, Moved
+from treeadapt.porting.matching.axes import NEAREST, Axes, Moved, all_alike
 from treeadapt.porting.matching.changes import (
     BlindAnswers,
     Changes,
@@ -59,8 +59,10 @@ _LITTLE = 10 * LEAST  # a difference through which leaf is not to be seen
 _MOST_CHANGED = 4  # cuts for which numbers plus one are looked for
 _MOST_TURNED = 3  # cuts for which heads may be last, and parts in another order
 _MOST_SOLUTIONS = 3  # of one pairing
-_MOST_EVALUATIONS = 1_000  # of one cut and one family of orders
-_MOST_OF_PART = 40  # evaluations more for each part
+# Evaluations of one cut and one family of orders, and more of them for each part.
+_MOST_OF_ALL = 1_000, 40
+_MOST_OF_GUESS = 0, 10
+_MOST_GUESSES = 3  # with draws of their own
 _FEWER_LATER = 4  # times fewer with orders for which nearly all numbers are alike
 
 #: Parts of the source and of the target that come out even.
@@ -178,7 +180,7 @@ class Search:
         self.near: list[tuple[OrderFamily, Sequence[LikeParts]]] = []
         found = self._first_of(
             itertools.chain(
-                (self._over(cut, {}, TIERS[:2]) for cut in every),
+                (self._simply(cut) for cut in every),
                 self._over_near(every),
             )
         )
@@ -304,6 +306,44 @@ class Search:
                 return found
         return None
 
+    def _simply(self, cut: Cut) -> Found | None:
+        """Return what answers right with one cut and simple orders.
+
+        Where blind answers are near, but not the same, changes were looked for in vain.
+        If all is paired all the same, and no pair is wrong, the models differ
+        elsewhere, and no other cut or order is tried.
+        """
+        is_first = not self.near
+        found = self._over(cut, {}, TIERS[:2])
+        if not is_first or found is not None or self.nearest is not None:
+            return found
+        rng = self.rng
+        for family, groups in self.near:
+            found = self._guessed(family, groups)
+            if found is not None or self.nearest is not None:
+                break
+        self.rng = rng
+        return found
+
+    def _guessed(
+        self, family: OrderFamily, groups: Sequence[LikeParts]
+    ) -> Found | None:
+        """Return what answers right; keeps the nearest if no pair of it is wrong.
+
+        With one draw leaves of little influence may seem alike, with another not.
+        """
+        for draw in range(_MOST_GUESSES):
+            self.rng = np.random.default_rng([self.seed, 6, draw])
+            self.models.new.changes = {}
+            found = self._limited(family, groups, is_guess=True)
+            near, self.nearest = self.nearest, None
+            if found is not None or near is None:
+                return found
+            if all_alike(self.models, near.solution, self.rng):
+                self.nearest = near
+                return None
+        return None
+
     def _over_near(self, cuts: Sequence[Cut]) -> Iterator[Found | None]:
         """Yield what answers right where it is near without changes, but not the same.
 
@@ -328,16 +368,20 @@ class Search:
         return noise
 
     def _limited(
-        self, family: OrderFamily, groups: Sequence[LikeParts]
+        self,
+        family: OrderFamily,
+        groups: Sequence[LikeParts],
+        *,
+        is_guess: bool = False,
     ) -> Found | None:
         """Return what answers right within some evaluations, which end a wrong cut."""
         left = self.models.left
-        most = _MOST_EVALUATIONS
-        most += _MOST_OF_PART * sum(len(group.sources) for group in groups)
+        most, each = _MOST_OF_GUESS if is_guess else _MOST_OF_ALL
+        most += each * sum(len(group.sources) for group in groups)
         most //= 1 if family.tier in TIERS[:2] else _FEWER_LATER
         self.models.left = min(left, most)
         try:
-            return self._within(family, groups)
+            return self._within(family, groups, is_guess=is_guess)
         except DeadEndError as error:
             self._note(str(error))
             return None
@@ -348,10 +392,13 @@ class Search:
         finally:
             self.models.left += left - min(left, most)
 
-    def _within(self, family: OrderFamily, groups: Sequence[LikeParts]) -> Found | None:
+    def _within(
+        self, family: OrderFamily, groups: Sequence[LikeParts], *, is_guess: bool
+    ) -> Found | None:
         """Return what answers right with some orders; keeps the nearest otherwise."""
         changes = dict(self.models.new.changes)
-        for pairing in pairings(self.models, family, groups, self.rng, self.named):
+        every = pairings(self.models, family, groups, self.rng, self.named)
+        for pairing in itertools.islice(every, 1 if is_guess else None):
             axes = Axes(self.models, family, pairing, self.rng)
             try:
                 for solution in itertools.islice(axes.solutions(), _MOST_SOLUTIONS):

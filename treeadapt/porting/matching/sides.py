@@ -26,6 +26,7 @@ Numbers: TypeAlias = Mapping["Spot", np.ndarray]
 Arrays: TypeAlias = dict[str, Any]
 
 _DTYPE = np.dtype("float32")
+_ALIKE = 0.05  # of a change, which a wrong pair or order changes by more
 _ROUNDED = 2e-5  # what changes of answers round by, relative to the answers
 
 
@@ -246,6 +247,12 @@ class Base:
     def apart(self, one: np.ndarray, two: np.ndarray) -> float:
         """Return the largest relative difference of two changes of answers."""
         return difference(one, two, self._scales)
+
+    def are_alike(self, one: np.ndarray, two: np.ndarray) -> bool:
+        """Return whether two changes of answers are the same, relative to them."""
+        sizes = (np.linalg.norm(each / self._scales) for each in (one, one - two))
+        change, rest = (float(size) for size in sizes)
+        return rest <= _ALIKE * change + _ROUNDED
 
 
 def flat_of(answers: Sequence[np.ndarray]) -> np.ndarray:
