@@ -624,6 +624,54 @@ def test_as_many_zeros_as_registers_stay_marked(more):
     assert not always.left
 
 
+def shared_by_every_third(leaves: Leaves) -> Leaves:
+    """As Zamba: one map, in every third layer."""
+    made = {f"b/{path}": leaf.T for path, leaf in leaves.items() if path[0] == "h"}
+    count = len(made)
+    return made | {f"b/h.{n}.shared": leaves["shared"].T for n in range(0, count, 3)}
+
+
+def test_copies_for_some_layers_are_marked():
+    def source(count: int, width: int) -> Leaves:
+        return blocks(count, width) | float32({"shared": np.zeros((width, 2))})
+
+    draft = ta.draft_migration(source(7, 5), convert=shared_by_every_third)
+    marked = {row: mark for row, mark in marks(draft).items() if mark}
+    assert marked == {"shared : o i": "numbers"}
+    report = draft.check(source(7, 11), shared_by_every_third)
+    assert report, str(report)
+    assert marks(report) == marks(draft)
+    assert not draft.check(source(14, 11), shared_by_every_third)
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("after all", "b_"), ("a copy for each", "b_"), ("a copy for each", "b")],
+)
+def test_what_counts_layers_in_the_target_alone_is_marked(name, at):
+    """As Keras numbers a norm after all layers, or a bias of T5 that all share."""
+
+    def source(count: int, width: int) -> Leaves:
+        return blocks(count, width) | float32({"h.0.bias": np.zeros((width, 2))})
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = [leaf.T for path, leaf in leaves.items() if "out" in path]
+        copies = range(len(made)) if name == "a copy for each" else [len(made)]
+        others = {f"{at}{n}/bias": leaves["h.0.bias"] for n in copies}
+        return {f"{at}{n}/w": leaf for n, leaf in enumerate(made)} | others
+
+    draft = ta.draft_migration(source(3, 5), convert=convert)
+    assert not draft.missing
+    marked = {row: mark for row, mark in marks(draft).items() if mark}
+    assert len(marked) == 1
+    assert all("bias" in row for row in marked)
+    assert [*marked.values()] == ["numbers"]
+    report = draft.check(source(3, 11), convert)
+    assert report, str(report)
+    assert marks(report) == marks(draft)
+    assert not draft.check(source(6, 11), convert)
+
+
 # --- lists of layers ---
 
 

@@ -160,12 +160,14 @@ def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:
                     for new in (LARGE_NUMBER, "0")
                 )
                 is_shifted = takes_large and not takes_first
+                is_copied = len(each.row.targets) > 1 and len({*numbers}) > 1
                 is_listed = bool(each.spelling.lists) and not takes_large
                 use = Use(
                     number,
                     frozenset(map(int, numbers)),
                     runs=takes_large,
-                    names=is_new and (not takes_large or (is_shifted and not sized)),
+                    names=(is_new or is_copied)
+                    and (not takes_large or (is_shifted and not sized)),
                     is_part=is_shifted or is_listed,
                     is_after=is_shifted and not sized,
                 )

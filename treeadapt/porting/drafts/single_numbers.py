@@ -99,8 +99,9 @@ def _named_among_others(
     """Return rows that name numbers which others run over.
 
     Those that move their leaves in another way come with a note, and those that drop
-    the last of all. So do those that leave further ones to ``{rest:**}``, which takes
-    them as they are. Others only name numbers that have no row in a larger model.
+    the last of all, make what is after all, or copies for several. So do those that
+    leave further ones to ``{rest:**}``, which takes them as they are. Others only name
+    numbers that have no row in a larger model.
     """
     named: list[tuple[int, str]] = []
     alone: set[int] = set()
@@ -108,9 +109,11 @@ def _named_among_others(
         most = max(max(use.numbers) for use in uses)
         is_name = place.is_after_a_word and not is_of_layers(place.above)
         is_name = is_name and most <= _MOST_IN_A_WORD
-        if place.above in inner or is_name:
+        rows = [numbers.rows[use.row].row for use in uses]
+        has_copies = place.side == 1 and any(len(row.targets) > 1 for row in rows)
+        if place.above in inner or (is_name and not has_copies):
             continue
-        are_alike = _are_only_renamed(place, [numbers.rows[u.row].row for u in uses])
+        are_alike = _are_only_renamed(place, rows)
         if not (place.side or are_alike) and any(use.is_after for use in uses):
             # How many are before what another row has is of this model, too.
             named += ((use.row, _AMONG) for use in uses if use.runs and not use.names)
@@ -122,7 +125,15 @@ def _named_among_others(
             is_run_over = bool(numbers.running[place.above] - {use.row})
             is_last = 0 < numbers.last[place.above] == max(use.numbers)
             is_dropped = is_last and is_run_over and not numbers.rows[use.row].targets
-            if is_among or is_dropped or _leaves_more_to_rest(numbers, place, use):
+            # Copies for layers, of which a larger model has more; or what is after all.
+            is_one, is_within = len(use.numbers) == 1, None in place.above[1]
+            is_copied = not is_one and len(numbers.rows[use.row].row.targets) > 1
+            is_copied |= is_last and is_one and not (is_name or is_within)
+            is_counted = place.side == 1 and is_run_over and is_copied
+            has_others = not is_name and (
+                is_among or is_dropped or _leaves_more_to_rest(numbers, place, use)
+            )
+            if has_others or is_counted:
                 above = "".join("#" if t is None else t for t in place.above[1])
                 note = (
                     f"numbers after {above!r} were seen at this size alone: "
