@@ -317,6 +317,8 @@ class Search:
         found = self._over(cut, {}, TIERS[:2])
         if not is_first or found is not None or self.nearest is not None:
             return found
+        if not self.near or self.near[0][0].tier > TIERS[0]:
+            return None  # near with orders within heads alone, as a wrong cut may be
         rng = self.rng
         for family, groups in self.near:
             found = self._guessed(family, groups)
