@@ -136,8 +136,10 @@ to = "model/{rest}"
     m = ta.load_migration(written(tmp_path, text), config=FOLDER_OF)
     assert len(m.tables) == 2
     assert "model/adapter/a" in m(weights())
-    with pytest.raises(ta.MigrationError, match="2 tables, and sizes="):
-        ta.load_migration(written(tmp_path, text), sizes={"h": 1})
+    own = {"sizes": {"h": 1}, "rows": {"adapter.a": None}}
+    first, second = ta.load_migration(written(tmp_path, text), **own).tables
+    assert (first.sizes["h"], second.sizes) == (1, {})
+    assert first.rows[0].drops
 
 
 @pytest.mark.slow
@@ -176,6 +178,7 @@ def test_load_and_the_command_take_it(tmp_path):
         ("/etc/table", "Name a published table"),
         ("tunix/qwen4", "no table of the model type 'qwen4'"),
         ("tunx/qwen3", "Did you mean 'tunix'?"),
+        ("maxtext/qwen3_next", "a chain, which nothing extends. Load that"),
     ],
 )
 def test_a_table_begins_with_a_published_one_only(tmp_path, base, told):
@@ -217,3 +220,15 @@ def test_a_layer_more_is_dropped_by_name():
     assert not ta.tree_diff(m(extra | whole), plain, values=True)
     back = m.inverse(plain, extra | whole)
     assert not ta.tree_diff(back, extra | whole, values=True)
+
+
+def test_own_rows_come_before_those_of_a_published_chain():
+    folder = FOLDER / "qwen3_next" / "1"
+    own = {"lm_head.weight": None, "value_head.weight : v e": "params/value : e v"}
+    m = ta.load_migration("maxtext", config=folder, rows=own)
+    more = {"value_head.weight": np.ones((1, 3), "f4")}
+    params = m(weights_of(folder) | more)
+    assert params["params/value"].shape == (3, 1)
+    assert "params/decoder/logits_dense/kernel" not in params
+    assert m.published == "maxtext/qwen3_next"
+    assert m.origin.count("maxtext/qwen3_next") == 1

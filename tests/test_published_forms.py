@@ -34,6 +34,7 @@ BUFFERS = [
     ("flax", "bart", ["model.encoder.version", "model.decoder.version"]),
     ("keras-hub", "esm", ["esm.embeddings.position_ids"]),
     ("keras-hub", "qwen3_5", ["mtp.norm.weight", "mtp.layers.0.mlp.up_proj.weight"]),
+    ("maxtext", "qwen3_next", ["mtp.norm.weight"]),
     ("maxtext-unscanned", "qwen3_next", ["mtp.norm.weight"]),
     *(
         ("maxtext-unscanned", f"gemma4_{size}", [f"{GEMMA4}.{layer}.self_attn.{name}"])
@@ -91,6 +92,8 @@ SPELLINGS = [
     ("flax", "wav2vec2", r"parametrizations\.weight\.original0", "weight_g"),
     ("flax", "wav2vec2", r"parametrizations\.weight\.original1", "weight_v"),
     ("keras-hub", "dinov3_vit", r"^layer\.", "model.layer."),
+    ("keras-hub", "gemma3n_text", r"^model\.language_model\.", "model."),
+    ("easydel", "mamba2", r"\.embeddings\.", ".embedding."),
     *((*table, r"^", "model.") for table in TABLES if table[0] == "openpi"),
     *((*table, r"^", "dinov2.") for table in TABLES if table[1] == "dinov2"),
     ("flax", "gptj", r"^transformer\.", ""),
@@ -157,7 +160,7 @@ ALWAYS = {
         ("lm_head.weight", "model.embed_tokens.weight"),
     ),
     **dict.fromkeys(
-        ["gemma4_e2b", "gemma4_e4b"],
+        ["gemma3n_text", "gemma4_e2b", "gemma4_e4b"],
         ("lm_head.weight", "model.language_model.embed_tokens.weight"),
     ),
 }
@@ -186,6 +189,8 @@ TIED = [t for t in TABLES if 'copy = "tie_word_embeddings"' in TABLES[t]]
 
 
 def embedding_of(model_type):
+    if model_type == "mamba2":
+        return "backbone.embeddings.weight"
     inner = "language_model." if model_type in ("qwen3_5", "qwen3_vl") else ""
     return f"model.{inner}embed_tokens.weight"
 

@@ -31,6 +31,20 @@ ENVIRONMENTS = REPOSITORY / ".venv-oracles"
 
 #: What pip installs without what it depends on, and then with it.
 LIBRARIES = {
+    # All that its models import.
+    "easydel": (
+        ["easydel==0.3.0", "eformer==0.0.99.12", "ejkernel==0.0.78"],
+        [
+            *("jax==0.9.*", "flax==0.12.3", "transformers==5.5.*", "torch==2.13.0"),
+            *("ray", "einops", "optax", "orbax-checkpoint", "safetensors", "jinja2"),
+            *("msgspec==0.19.*", "jaxtyping", "beartype", "pydantic", "tqdm", "chex"),
+            *("ml-collections", "plum-dispatch==2.3.2", "mergedeep", "tblib"),
+            *("contextlib2", "google-cloud-storage", "braceexpand", "tensorstore"),
+            *("fsspec<2026", "psutil", "pyyaml", "rich", "pyzmq", "fastapi", "uvicorn"),
+            *("partial-json-parser", "cryptography", "zstandard", "grafanalib"),
+            *("sentencepiece", "pillow", "datasets", "google-api-python-client"),
+        ],
+    ),
     "flax": ([], ["transformers==4.57.6", "flax<0.13", "jax<0.11"]),
     "gemma": (["gemma==4.0.1"], ["jax", "flax"]),
     "keras_hub": (
@@ -78,7 +92,7 @@ LIBRARIES = {
 
 NEWER = ("gemma", "maxtext")  # from Python 3.12 on
 #: Those whose models are called.
-CALLED = ("flax", "gemma", "keras_hub", "maxtext", "tunix")
+CALLED = ("easydel", "flax", "gemma", "keras_hub", "maxtext", "tunix")
 #: The environment that has transformers on PyTorch, with which answers are compared.
 PYTORCH = "quantized"
 
@@ -188,7 +202,7 @@ def _lines(digests: dict[str, str]) -> str:
 def write(file: Path, new: dict[str, str]) -> None:
     """Write digests into a table, above its first row and the comment of that."""
     text = re.sub(r"\n\[digests\]\n([^\n]+\n)+", "", file.read_text("utf-8"))
-    place = re.search(r"\n(# [^\n]*\n)*\[\[rows\]\]", text)
+    place = re.search(r"\n(# [^\n]*\n)*\[\[(rows|tables)\]\]", text)
     assert place is not None
     start = place.start()
     file.write_text(f"{text[:start]}\n[digests]\n{_lines(new)}{text[start:]}", "utf-8")

@@ -156,7 +156,10 @@ def _table(path: str | os.PathLike[str], document: Mapping[str, Any]) -> FileTab
         cure = "Name a published table: extends = 'tunix/qwen3'. No other file is read."
         MIGRATION_FILE.refuse(path, f"it extends {name!r:.200}", cure)
     published = find(name)
-    (base,) = read_tables(published.file)
+    base, *others = read_tables(published.file)
+    if others:
+        cure = "Load that, and join it with a table of your own by then()."
+        MIGRATION_FILE.refuse(path, f"{name!r} is a chain, which nothing extends", cure)
     stated = BaseTable(published.name, published.sha256, document.get("sha256", ""))
     return base.extended(table._replace(base=stated))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from treeadapt.errors import MigrationError
@@ -67,7 +67,8 @@ def load_migration(
             have. A size that it states and shapes contradict is an error.
         sizes: as for ``Migration``; they win over those of the file and of ``config``.
         rows: a table, as for ``Migration``, whose rows come before those of the file.
-            Rows of the file that they leave nothing may match nothing.
+            Rows of the file that they leave nothing may match nothing. Of a file with
+            several tables, these and ``sizes`` are of the first.
 
     Raises:
         MigrationError: the file cannot be read, is malformed, or too large; there is no
@@ -95,10 +96,11 @@ def load_migration(
         name, path, *_ = find(path, config)
     elif _is_other_file(path):
         raise MigrationError(f"{listing([os.fspath(path)])}: {not_a_table(path)}")
-    file_tables = read_tables(path)
+    first, *others = read_tables(path)
     if sizes is not None or rows is not None:
-        file_tables = [_with_own(path, file_tables, sizes or {}, rows)]
-    tables = [_read(path, table, name, config) for table in file_tables]
+        first = _with_own(first, sizes or {}, rows)
+    tables = [_read(path, first, name, config)]
+    tables += [_read(path, table, "", config) for table in others]
     every = [
         each.path
         for table in tables
@@ -109,7 +111,9 @@ def load_migration(
     check_weight(
         path, [t.path for each in tables for r in each.rows for t in r.targets]
     )
-    return functools.reduce(Migration.then, tables)
+    migration = functools.reduce(Migration.then, tables)
+    migration.published = name
+    return migration
 
 
 def _is_other_file(path: Any) -> bool:
@@ -128,7 +132,7 @@ def _read(
     Args:
         path: of the file.
         table: what the file has of it.
-        name: of a published table; empty for a file.
+        name: of a published table; empty for a file, and for further tables.
         config: as for ``load_migration``.
     """
     rows, sizes, new, keys, counts, base = table
@@ -148,7 +152,7 @@ def _read(
     texts = [f"{n} = {size} ({stated[n][1]})" for n, size in used.items()]
     texts += [f"{key} = false" for key, is_true in flags.items() if not is_true]
     of_name = f"of the table {name!r}" if name else f"of {str(path)!r}" * bool(texts)
-    migration.bases, migration.published = (base,) if base else (), name
+    migration.bases = (base,) if base else ()
     counted = (
         {} if config is None else stated_sizes(counts, config, measures_lists=True)
     )
@@ -191,23 +195,15 @@ def _unstated(
             yield f"{text}, {of_what}, so that is not compared.{hint}"
 
 
-def _with_own(
-    path: str | os.PathLike[str],
-    tables: Sequence[FileTable],
-    sizes: Mapping[str, int],
-    rows: Any,
-) -> FileTable:
-    """Return the one table of a file, with rows and sizes of the caller.
+def _with_own(table: FileTable, sizes: Mapping[str, int], rows: Any) -> FileTable:
+    """Return a table with rows and sizes of the caller.
 
     Raises:
-        MigrationError: there are several tables, or the rows are not a table.
+        MigrationError: the rows are not a table.
     """
-    if len(tables) > 1:
-        text = f"it has {len(tables)} tables, and sizes= and rows= are of one"
-        MIGRATION_FILE.refuse(path, text, "Load each by itself, and join with then().")
     pairs = [*rows.items()] if isinstance(rows, Mapping) else rows or []
     parse_rows(pairs, sizes)  # which says what is wrong, before it is one of many
-    return tables[0].extended(FileTable([*pairs], {**sizes}, {}, {}, {}))
+    return table.extended(FileTable([*pairs], {**sizes}, {}, {}, {}))
 
 
 def _key(row: tuple[Any, Any]) -> str:

@@ -143,6 +143,8 @@ class DataFile:
             then those of its lines; nested tables take many times more.
         tables_for: names the files that ship for the model of a configuration, which
             is taken for such a file now and then; None if none do.
+        has_constants: whether its JSON may say Infinity and NaN, as Python writes them:
+            transformers does in the ``config.json`` of Mamba 2.
     """
 
     noun: str
@@ -153,6 +155,7 @@ class DataFile:
     is_flat: bool = False
     in_python: str = ""
     tables_for: Callable[[dict[str, Any]], list[str]] | None = None
+    has_constants: bool = False
 
     def read(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Read a TOML or JSON file; its top level is a table with ``version = 1``.
@@ -183,7 +186,7 @@ class DataFile:
             text = f"A {self.noun} file is named by a path: {error}."
             more = f" In Python write {self.in_python}." * bool(self.in_python)
             raise self.error(f"{text}{more}") from error
-        parser = {".toml": self._toml, ".json": parse_json}.get(name.suffix.lower())
+        parser = {".toml": self._toml, ".json": self._json}.get(name.suffix.lower())
         if parser is None and is_content(path):
             file = "file.json" if str(path).lstrip().startswith("{") else "file.toml"
             raise self.error(
@@ -203,7 +206,7 @@ class DataFile:
             self.refuse(name, "it is nested too deep", cure)
         except ValueError as error:  # includes what both parsers raise
             quotes = f" Names and texts are quoted: {self.line}."
-            cure = f"Correct it.{quotes if parser is not parse_json else ''}"
+            cure = f"Correct it.{quotes if parser == self._toml else ''}"
             self.refuse(name, f"it is malformed: {one_line(error)}", cure)
 
     def lines(self, path: str | os.PathLike[str]) -> dict[Place, int]:
@@ -214,6 +217,9 @@ class DataFile:
         """
         is_json = Path(path).suffix.lower() == ".json"
         return (json_lines if is_json else toml_lines)(self._text(Path(path)))
+
+    def _json(self, text: str) -> Any:
+        return parse_json(text, has_constants=self.has_constants)
 
     def _toml(self, text: str) -> Any:
         import tomllib  # here, because importing it takes longer than this library
@@ -425,14 +431,19 @@ def _place_of_date(document: Any) -> str:
     return ""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, has_constants: bool = False) -> Any:
     """Read JSON in which no key occurs twice.
+
+    Args:
+        text: the whole of it.
+        has_constants: whether it may say Infinity and NaN.
 
     Raises:
         ValueError: it is malformed.
     """
+    constant = None if has_constants else _no_constant
     return json.loads(
-        text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant
+        text, object_pairs_hook=_without_duplicates, parse_constant=constant
     )
 
 

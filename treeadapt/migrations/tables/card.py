@@ -20,11 +20,14 @@ _LIST = re.compile(r"\{(\w+)=([^{}]*)\}")
 
 def card(table: PublishedTable) -> dict[str, list[str]]:
     """Return what is known of a table, by heading; a heading has one line or more."""
-    fields = table.fields
+    document = table.fields
+    fields = document.get("tables", [document])[
+        0
+    ]  # of a chain, that of the hub's names
     rows = fields["rows"]
     made = {
         "about": [" ".join(_comment(table.file.read_text("utf-8")))],
-        "compared with": [_compared(table, fields.get("digests", {}))],
+        "compared with": [_compared(table, document.get("digests", {}))],
         "answers": [_answers(table)],
         "model types": [", ".join(table.model_types)],
         "sizes, by config.json": [

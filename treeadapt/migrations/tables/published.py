@@ -36,7 +36,10 @@ _ALIKE = 0.8  # num_key_value_heads is not a typo of num_attention_heads (0.63)
 _SIGNS = re.compile(r" [+/] ")
 
 _TABLE = DataFile("migration", MigrationError, "[[rows]]", 'from = "a : i o"')
-_CONFIG = DataFile("configuration", MigrationError, "{}", '"model_type": "llama"')
+_CONFIG = DataFile(
+    *("configuration", MigrationError, "{}", '"model_type": "llama"'),
+    has_constants=True,
+)
 
 
 class PublishedTable(NamedTuple):
