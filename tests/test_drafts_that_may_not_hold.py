@@ -516,6 +516,43 @@ def test_a_root_of_twice_as_many_layers_stays_marked(times, power):
     assert "no multiples of 3 answer it" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "power", "text"), [(24, 1, "24/8"), (6, 0.5, "6/8**0.5"), (5, 1, "5/8")]
+)
+def test_alpha_over_a_rank_that_is_the_same_stays_marked(alpha, power, text):
+    def adapters(rank: int, width: int) -> Leaves:
+        shapes = {"a": (rank, width), "b": (width + 2, rank)}
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
+
+    def convert(leaves: Leaves) -> Leaves:
+        factor = np.float32(alpha / len(leaves["a"]) ** power)
+        return {"a": leaves["a"].T, "b": leaves["b"].T * factor}
+
+    draft = ta.draft_migration(adapters(8, 14), convert=convert)
+    same = draft.check(adapters(8, 19), convert)
+    assert same, str(same)
+    assert "scale" in marks(same).values()
+    assert f"it may be {text}, of a size" in str(same)
+    assert not draft.check(adapters(4, 19), convert)
+
+
+@pytest.mark.parametrize(("experts", "left"), [(5, "scale"), (7, "")])
+def test_a_part_of_as_many_leaves_stays_marked(experts, left):
+    def source(count: int, width: int) -> Leaves:
+        shapes = {f"experts.{n}.w": (width, width + 3) for n in range(count)}
+        shapes["router"] = count, width
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()}, width)
+
+    def convert(leaves: Leaves) -> Leaves:
+        factor = np.float32(0.4)  # 2/5
+        return {path: leaf * factor for path, leaf in leaves.items()}
+
+    draft = ta.draft_migration(source(5, 7), convert=convert)
+    report = draft.check(source(experts, 11), convert)
+    assert report, str(report)
+    assert {*marks(report).values()} == {left}
+
+
 def test_an_offset_one_less_than_a_size_stays_marked():
     def source(experts: int, width: int) -> Leaves:
         shapes = {"router.bias": (experts,), "norm": (width,)}

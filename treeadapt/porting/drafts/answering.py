@@ -15,7 +15,11 @@ from typing import Any, TypeAlias
 from treeadapt.migrations.axes import every_name
 from treeadapt.migrations.migration import Migration
 from treeadapt.migrations.rows import Row
-from treeadapt.porting.drafts.factors import powers_of_divisors, sizes_less_one
+from treeadapt.porting.drafts.factors import (
+    over_sizes,
+    powers_of_divisors,
+    sizes_less_one,
+)
 from treeadapt.porting.drafts.parts import Pattern
 from treeadapt.porting.drafts.rows import (
     LARGE_NUMBER,
@@ -249,7 +253,7 @@ def _resized(plan: Any, shapes: Shapes, leaves: Mapping[str, Any]) -> set[Row]:
 def _of_same_power(
     plan: Any, shapes: Shapes, leaves: Mapping[str, Any]
 ) -> dict[Row, str]:
-    """Return the rows whose factor may be a power of a size that is as in the draft.
+    """Return the rows whose factor may follow from a size that is as in the draft.
 
     Args:
         plan: of the tables, at another size.
@@ -257,11 +261,12 @@ def _of_same_power(
         leaves: of the source at this size.
 
     Returns:
-        By row, which power, and what would tell.
+        By row, how it may, and what would tell.
     """
     alike = {template_of(path): shape for path, shape in shapes.items()}
     same = {size for size in _same_sizes(shapes, leaves) if size > _HALVES}
     lengths: dict[Row, set[int]] = {}
+    own: dict[Row, set[int]] = {}  # axes that are as long in both models
     factors: dict[Row, set[float]] = {}
     offsets: dict[Row, set[float]] = {}
     for number, table in enumerate(plan.tables):
@@ -275,7 +280,10 @@ def _of_same_power(
             common = lengths.setdefault(group.row, set())
             for path in led_back(plan.tables[:number], group.source_paths):
                 old = shapes.get(path, alike.get(template_of(path), ()))
-                common.update(_common(old, leaves[path].shape))
+                new = leaves[path].shape
+                common.update(_common(old, new))
+                both = (one for one, two in zip(old, new, strict=False) if one == two)
+                own.setdefault(group.row, set()).update(both)
     ways: dict[Row, str] = {}
     for row, common in lengths.items():
         counts = (sum(map(row.takes, paths)) for paths in (shapes, leaves))
@@ -283,13 +291,16 @@ def _of_same_power(
         powers: dict[str, int] = {}
         for factor in sorted(factors[row]):
             powers |= powers_of_divisors(factor, every, same)
-        one_less: dict[str, int] = {}
+        of_sizes: dict[str, int] = {}
         for offset in sorted(offsets[row]):
-            one_less |= sizes_less_one(offset, {*every, *same})
+            of_sizes |= sizes_less_one(offset, {*every, *same})
+        for factor in sorted(factors[row] - offsets[row]):
+            of_sizes |= over_sizes(factor, every, own[row] - {1}, same)
         if powers:
             ways[row] = _way_of_powers(powers)
-        elif one_less:
-            ways[row] = _OF_A_SIZE.format(*one_less.keys(), *one_less.values())
+        elif of_sizes:
+            text, size = next(iter(of_sizes.items()))
+            ways[row] = _OF_A_SIZE.format(text, size)
     return ways
 
 

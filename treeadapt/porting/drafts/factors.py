@@ -1,4 +1,4 @@
-"""What a factor of a drafted row may follow from: powers of sizes, rounded ones too.
+"""What a factor of a drafted row may follow from: powers of sizes, and quotients.
 
 Takes a row and names for its atoms; gives how the factor is written, and what its
 reader should know. A number that was seen at one size proves no formula: 0.125 is
@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,10 @@ _EXPONENTS_ELSEWHERE = (*_EXPONENTS, 0.25, -0.25)  # roots of roots, as of DeepN
 _TIMES = (2, 4, 8)  # how often a size may be in what a factor is a power of
 _ROUNDINGS = ("bfloat16", "float16")
 _NEAR = 2.0**-22  # of a power that was computed in float32, in two steps
+_LARGEST_ABOVE = 2**12  # of the whole numbers that a size may divide
+_LARGEST_BELOW = 2**7  # of the sizes that are not of the row itself
+_ROOTS = {1.0: "", 0.5: "**0.5"}
+_NEAR_WHOLE = 1e-6  # of what was rounded to float32
 _LARGEST = 2**16  # of the sizes of which a factor of another model may be a power
 _OF_ITSELF = (1.0, -1.0)  # numbers that no size gives
 
@@ -139,6 +144,42 @@ def powers_of_divisors(
                 power = f"**{exponent}" if exponent != 1 else ""
                 powers[f"{sign}{size}{power}"] = min(ones)
     return powers
+
+
+def over_sizes(
+    factor: float,
+    lengths: Collection[int],
+    own: Collection[int],
+    same: Collection[int] = (),
+) -> dict[str, int]:
+    """Return which whole numbers over a size, or its root, a factor is, as ``16/3``.
+
+    Such as the alpha of LoRA over its rank, or over the root of that.
+
+    Args:
+        factor: a number, of either sign.
+        lengths: what the size may divide, if the quotient has no smaller numbers.
+        own: sizes of the row itself, of which any whole number may be a multiple.
+        same: further sizes, if the quotient has no smaller numbers.
+
+    Returns:
+        The size, by its quotient.
+    """
+    if factor in (0.0, *_OF_ITSELF):
+        return {}
+    quotients = {}
+    for size, (power, text) in itertools.product(own, _ROOTS.items()):
+        above = factor * size**power
+        whole = round(above)
+        is_near = math.isclose(above, whole, rel_tol=_NEAR_WHOLE)
+        if is_near and abs(whole) <= _LARGEST_ABOVE:
+            quotients[f"{whole}/{size}{text}"] = size
+    fraction = Fraction(factor).limit_denominator(_LARGEST_BELOW)
+    below = fraction.denominator
+    is_near = math.isclose(factor, fraction, rel_tol=_NEAR_WHOLE)
+    if is_near and below > 2 and (below in same or any(not n % below for n in lengths)):
+        quotients[f"{fraction}"] = below
+    return quotients
 
 
 def sizes_less_one(offset: float, sizes: Collection[int]) -> dict[str, int]:
