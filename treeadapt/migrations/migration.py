@@ -340,7 +340,7 @@ class Migration:
             static,
             source,
             self._rows,
-            read_backwards(self._rows, self._added),
+            self._added,
             self._sizes,
             {path: sharding_of(like) for path, like in likes.items()},
             self.bases,

@@ -53,8 +53,7 @@ class MigrationPlan:
             in the result.
         source: the leaves of the source, by path.
         rows: the table.
-        backwards: the rows of its inverse, as far as they lead back, each with its
-            place in ``rows``; None for one that drops what is new.
+        undone: rows that drop, in the inverse, what is new.
         sizes: sizes that hold in the whole table.
         shardings: of leaves of the target, by path.
         bases: the published table that the rows begin with, if there is one.
@@ -69,7 +68,7 @@ class MigrationPlan:
     static: tuple[str, ...]
     source: Mapping[str, Any]
     rows: tuple[Row, ...]
-    backwards: tuple[tuple[int | None, Row], ...]
+    undone: tuple[Row, ...]
     sizes: Mapping[str, int]
     shardings: Mapping[str, Any]
     bases: tuple[BaseTable, ...] = ()
@@ -84,6 +83,14 @@ class MigrationPlan:
     def tables(self) -> tuple[MigrationPlan, ...]:
         """The plan of each table of a chain: this one."""
         return (self,)
+
+    @functools.cached_property
+    def backwards(self) -> tuple[tuple[int | None, Row], ...]:
+        """The rows of its inverse, as far as they lead back, with their places here.
+
+        The place is None of one that drops what is new.
+        """
+        return read_backwards(self.rows, self.undone)
 
     def places(self, paths: Sequence[str]) -> dict[str, int]:
         """Return the place of the row that takes each path, as far as one does."""
