@@ -616,3 +616,36 @@ def test_what_does_not_come_back_is_said(convert, lost):
     first, *rest = str(report).splitlines()
     assert first.endswith("equal, there; on the way back not all comes back.")
     assert rest == [lost]
+
+
+def test_an_order_of_as_many_parts_as_stages_is_marked():
+    random = np.random.default_rng(0)
+
+    def model(stages: int, width: int) -> Leaves:
+        source = {"fuse.weight": np.zeros((width, 3 * stages))}
+        source |= {f"proj.{i}.weight": np.zeros((3, 7 + 4 * i)) for i in range(stages)}
+        return float32({p: random.normal(size=x.shape) for p, x in source.items()})
+
+    def last_stage_first(leaves: Leaves) -> Leaves:
+        parts = np.split(leaves["fuse.weight"], len(leaves) - 1, axis=1)
+        return leaves | {"fuse.weight": np.concatenate([parts[-1], *parts[:-1]], 1)}
+
+    draft = ta.draft_migration(model(3, 5), convert=last_stage_first)
+    order = {text: check for text, check in marks(draft).items() if "fuse" in text}
+    assert {*order.values()} == {"order"}
+    report = draft.check(model(3, 11), last_stage_first)
+    assert report
+    assert {*marks(report).values()} == {"", "order"}
+
+
+def test_an_order_of_gates_in_as_many_layers_is_not_marked():
+    random = np.random.default_rng(0)
+    cells = {f"lstm.{i}.weight": random.normal(size=(12, 5)) for i in range(4)}
+
+    def gates(leaves: Leaves) -> Leaves:
+        order = (0, 1, 3, 2)
+        split = {path: np.split(x, 4) for path, x in leaves.items()}
+        return {p: np.concatenate([x[i] for i in order]) for p, x in split.items()}
+
+    draft = ta.draft_migration(float32(cells), convert=gates)
+    assert marks(draft) == {"lstm.{n}.weight : (p o) i": ""}

@@ -23,7 +23,14 @@ from treeadapt.porting.drafts.migration_draft import MigrationDraft, dropping
 from treeadapt.porting.drafts.numbers import contents, find_origins
 from treeadapt.porting.drafts.ordering import rows_apart
 from treeadapt.porting.drafts.parts import Pattern
-from treeadapt.porting.drafts.rows import DraftRow, Hole, template_of, tokens_of
+from treeadapt.porting.drafts.rows import (
+    DraftRow,
+    Hole,
+    by_template,
+    is_count,
+    template_of,
+    tokens_of,
+)
 from treeadapt.porting.drafts.single_numbers import (
     with_doubtful_runs,
     with_single_numbers,
@@ -109,7 +116,10 @@ def finished(
     """
     source, target = evidence.source, evidence.target
     place = {path: number for number, path in enumerate(source.leaves)}
-    rows = [_with_doubts(row, stated) for row in map(canonical, rows)]
+    rows = [*map(canonical, rows)]
+    leaves = [*source.leaves, *target.leaves] if any(row.takes for row in rows) else []
+    counts = _counts_in_paths(leaves)
+    rows = [_with_doubts(row, stated, counts) for row in rows]
     rows = with_doubtful_runs(with_groups_doubted(rows, stated), inner)
     rows = sorted(
         _collapsed(rows, source, target),
@@ -220,8 +230,31 @@ def _is_mixed(row: DraftRow, source: Side, target: Side) -> bool:
     return True
 
 
-def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
-    """Mark what is not proved of the sizes of a row."""
+def _counts_in_paths(paths: Iterable[str]) -> set[int]:
+    """Return how many numbers there are at each place of paths, as of layers."""
+    return {
+        len({*numbers})
+        for alike in by_template(paths).values()
+        for numbers in zip(
+            *(filter(is_count, tokens_of(p)) for p in alike), strict=True
+        )
+    }
+
+
+def _with_doubts(
+    row: DraftRow, stated: ModelConfig, counts: Collection[int]
+) -> DraftRow:
+    """Mark what is not proved of the sizes of a row.
+
+    Args:
+        row: which fits.
+        stated: of heads and first layers.
+        counts: of layers and the like in paths; other models have other ones.
+    """
+    if row.takes:
+        # What each of four layers has four of is not counted by the layers.
+        own = _counts_in_paths([*row.source_paths, *row.target_paths])
+        counts = {*counts}.difference(own) | {*stated.counts.values()}
     is_of_heads = counts_heads(row)
     if is_guess(row, stated.head_sizes(row) if is_of_heads else ()):
         row = row.marked("sizes", "sizes that are equal here: others may be in [sizes]")
@@ -230,7 +263,7 @@ def _with_doubts(row: DraftRow, stated: ModelConfig) -> DraftRow:
     for atom, take in row.takes:
         # A slice of a factor means any number of parts, which has the mark ``sizes``.
         is_part = take.is_order and is_factor(row, atom)
-        is_few = take.size <= _MOST_PARTS and take.size not in stated.counts.values()
+        is_few = take.size <= _MOST_PARTS and take.size not in counts
         is_open = is_of_heads or _is_innermost(row, atom)
         if not is_part or not is_few or (is_open and take.size):
             row = row.marked("order", "what it takes was seen at this size alone")
