@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from treeadapt.migrations.counts import Count
@@ -117,9 +118,9 @@ def finished(
     source, target = evidence.source, evidence.target
     place = {path: number for number, path in enumerate(source.leaves)}
     rows = [*map(canonical, rows)]
-    leaves = [*source.leaves, *target.leaves] if any(row.takes for row in rows) else []
-    counts = _counts_in_paths(leaves)
-    rows = [_with_doubts(row, stated, counts) for row in rows]
+    takes = any(row.takes for row in rows)
+    layers = {*_layer_counts(source), *_layer_counts(target)} if takes else set()
+    rows = [_with_doubts(row, stated, layers) for row in rows]
     rows = with_doubtful_runs(with_groups_doubted(rows, stated), inner)
     rows = sorted(
         _collapsed(rows, source, target),
@@ -230,31 +231,49 @@ def _is_mixed(row: DraftRow, source: Side, target: Side) -> bool:
     return True
 
 
-def _counts_in_paths(paths: Iterable[str]) -> set[int]:
-    """Return how many numbers there are at each place of paths, as of layers."""
-    return {
-        len({*numbers})
-        for alike in by_template(paths).values()
-        for numbers in zip(
-            *(filter(is_count, tokens_of(p)) for p in alike), strict=True
-        )
-    }
+def _layer_counts(side: Side) -> Iterator[tuple[int, int]]:
+    """Yield how many layers or the like there are, each with sizes of their axes."""
+    for paths in by_template(side.leaves).values():
+        sizes = {size for path in paths for size in side.leaves[path].shape}
+        for numbers in zip(*map(_numbers, paths), strict=True):
+            yield from itertools.product([len({*numbers})], sizes)
+
+
+def _numbers(path: str) -> Iterator[str]:
+    return filter(is_count, tokens_of(path))
+
+
+def _is_of_layers(
+    row: DraftRow, atom: int, layers: Collection[tuple[int, int]]
+) -> bool:
+    """Return whether there are as many layers, of sizes such as those of each part.
+
+    What each of four layers has four of is not counted by the layers.
+    """
+    size = row.sizes[atom]
+    paths = (*row.source_paths, *row.target_paths)
+    own = zip(*map(_numbers, paths), strict=False)
+    inner = (
+        math.prod(row.sizes[each] for each in part[part.index(atom) + 1 :])
+        for place in row.places
+        for axis in place.axes
+        for part in axis
+        if atom in part
+    )
+    is_own = any(len({*numbers}) == size for numbers in own)
+    return not is_own and any((size, each) in layers for each in inner)
 
 
 def _with_doubts(
-    row: DraftRow, stated: ModelConfig, counts: Collection[int]
+    row: DraftRow, stated: ModelConfig, layers: Collection[tuple[int, int]]
 ) -> DraftRow:
     """Mark what is not proved of the sizes of a row.
 
     Args:
         row: which fits.
         stated: of heads and first layers.
-        counts: of layers and the like in paths; other models have other ones.
+        layers: how many there are in paths, each with sizes of their axes.
     """
-    if row.takes:
-        # What each of four layers has four of is not counted by the layers.
-        own = _counts_in_paths([*row.source_paths, *row.target_paths])
-        counts = {*counts}.difference(own) | {*stated.counts.values()}
     is_of_heads = counts_heads(row)
     if is_guess(row, stated.head_sizes(row) if is_of_heads else ()):
         row = row.marked("sizes", "sizes that are equal here: others may be in [sizes]")
@@ -263,8 +282,9 @@ def _with_doubts(
     for atom, take in row.takes:
         # A slice of a factor means any number of parts, which has the mark ``sizes``.
         is_part = take.is_order and is_factor(row, atom)
-        is_few = take.size <= _MOST_PARTS and take.size not in counts
+        is_few = take.size <= _MOST_PARTS and take.size not in stated.counts.values()
         is_open = is_of_heads or _is_innermost(row, atom)
+        is_open = is_open or _is_of_layers(row, atom, layers)
         if not is_part or not is_few or (is_open and take.size):
             row = row.marked("order", "what it takes was seen at this size alone")
     if is_of_heads and (other := stated.contradiction(row)):
