@@ -9,8 +9,11 @@ import jax
 import numpy as np
 import pytest
 from oracles.converters import CONVERTERS, Arrays, Shapes
+from oracles.other_converters import OTHER_CONVERTERS
 
 import treeadapt as ta
+
+ORACLES = CONVERTERS | OTHER_CONVERTERS
 
 
 def numbers(shapes: Shapes, seed: int) -> Arrays:
@@ -31,9 +34,9 @@ SCALED = ("maxtext/llama3.1", "maxtext/llama3.1-scanned", "maxtext/mixtral-scann
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONVERTERS)
+@pytest.mark.parametrize("name", ORACLES)
 def test_a_table_is_read_off_a_converter(name):
-    oracle = CONVERTERS[name]
+    oracle = ORACLES[name]
     shapes, convert = oracle.make(**oracle.small)
     draft = ta.draft_migration(numbers(shapes, 0), convert=convert)
     marks = {mark for row in draft.migration.rows for mark in marks_of(row)}
@@ -71,9 +74,9 @@ LEFT = {"maxtext/deepseek3-scanned": 7, "maxtext/qwen3.5-scanned": 30}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONVERTERS)
+@pytest.mark.parametrize("name", ORACLES)
 def test_names_alone_pair_the_leaves_of_a_converter(name):
-    oracle = CONVERTERS[name]
+    oracle = ORACLES[name]
     shapes, convert = oracle.make(**oracle.small)
     source = numbers(shapes, 0)
     proved = ta.draft_migration(source, convert=convert)
