@@ -842,6 +842,25 @@ def flax_gpt2(**sizes: int) -> tuple[Shapes, Convert]:
     return gpt2(**sizes), convert
 
 
+def flax_convolutions(w: Arrays) -> Arrays:
+    """Convolutions with batch norms, as Flax has those of PyTorch."""
+    made = {}
+    for path, a in w.items():
+        at, _, kind = path.replace(".", "/").rpartition("/")
+        if kind == "num_batches_tracked":
+            continue
+        if kind.startswith("running_"):
+            made[f"batch_stats/{at}/{kind.removeprefix('running_')}"] = a
+        elif a.ndim == 4:
+            made[f"params/{at}/kernel"] = a.transpose(2, 3, 1, 0)
+        elif a.ndim == 2:
+            made[f"params/{at}/kernel"] = a.T
+        else:
+            is_norm = at.endswith("normalization") and kind == "weight"
+            made[f"params/{at}/{'scale' if is_norm else kind}"] = a
+    return made
+
+
 def flax_resnet(c: int, e: int, n: int) -> tuple[Shapes, Convert]:
     shapes: Shapes = {}
     for stage in range(2):
@@ -856,24 +875,7 @@ def flax_resnet(c: int, e: int, n: int) -> tuple[Shapes, Convert]:
                 shapes[f"{at}.normalization.num_batches_tracked"] = ()
     shapes |= linear("classifier.1", n, c, bias=True)
 
-    def convert(w: Arrays) -> Arrays:
-        made = {}
-        for path, a in w.items():
-            at, _, kind = path.replace(".", "/").rpartition("/")
-            if kind == "num_batches_tracked":
-                continue
-            if kind.startswith("running_"):
-                made[f"batch_stats/{at}/{kind.removeprefix('running_')}"] = a
-            elif a.ndim == 4:
-                made[f"params/{at}/kernel"] = a.transpose(2, 3, 1, 0)
-            elif a.ndim == 2:
-                made[f"params/{at}/kernel"] = a.T
-            else:
-                is_norm = at.endswith("normalization") and kind == "weight"
-                made[f"params/{at}/{'scale' if is_norm else kind}"] = a
-        return made
-
-    return shapes, convert
+    return shapes, flax_convolutions
 
 
 def transformers_mixtral(x: int, **sizes: int) -> tuple[Shapes, Convert]:

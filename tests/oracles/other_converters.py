@@ -9,7 +9,15 @@ import re
 from typing import Any
 
 import numpy as np
-from oracles.converters import Arrays, Convert, Oracle, Shapes, linear, norm
+from oracles.converters import (
+    Arrays,
+    Convert,
+    Oracle,
+    Shapes,
+    flax_convolutions,
+    linear,
+    norm,
+)
 
 
 def easydel_mamba2(
@@ -278,22 +286,7 @@ def flax_regnet(
             shapes |= conv(f"{at}.layer.3", width, width, 1)
     shapes |= linear("classifier.1", v, width, bias=True)
 
-    def convert(w: Arrays) -> Arrays:
-        made = {}
-        for path, a in w.items():
-            at, _, kind = path.replace(".", "/").rpartition("/")
-            if kind.startswith("running_"):
-                made[f"batch_stats/{at}/{kind.removeprefix('running_')}"] = a
-            elif a.ndim == 4:
-                made[f"params/{at}/kernel"] = a.transpose(2, 3, 1, 0)
-            elif a.ndim == 2:
-                made[f"params/{at}/kernel"] = a.T
-            elif kind != "num_batches_tracked":
-                is_norm = at.endswith("normalization") and kind == "weight"
-                made[f"params/{at}/{'scale' if is_norm else kind}"] = a
-        return made
-
-    return shapes, convert
+    return shapes, flax_convolutions
 
 
 def transformers_esm2(layers: int, e: int, f: int, v: int) -> tuple[Shapes, Convert]:
