@@ -649,3 +649,23 @@ def test_an_order_of_gates_in_as_many_layers_is_not_marked():
 
     draft = ta.draft_migration(float32(cells), convert=gates)
     assert marks(draft) == {"lstm.{n}.weight : (p o) i": ""}
+
+
+@pytest.mark.parametrize("change", [np.abs, lambda x: np.maximum(x, 0)])
+def test_what_becomes_of_numbers_below_zero_is_marked(change):
+    leaves = float32({"a": np.zeros((7, 5)), "b": np.zeros(5)})
+    marked = ta.draft_migration(leaves, convert=lambda w: w | {"a": change(w["a"].T)})
+    assert marks(marked) == {"a : o i": "sign", "b": ""}
+    moved = ta.draft_migration(leaves, convert=lambda w: w | {"a": w["a"].T + 1})
+    assert {*marks(moved).values()} == {""}
+
+
+def test_what_becomes_of_numbers_below_zero_is_said_of_two_tables():
+    leaves = float32({"a": np.zeros((7, 5)), "b": np.zeros((5, 7)), "c": np.zeros(3)})
+
+    def convert(w: Leaves) -> Leaves:
+        return {"sum": w["a"].T + 0.5 * w["b"], "c": np.abs(w["c"])}
+
+    draft = ta.draft_migration(leaves, convert=convert)
+    assert len(draft.migration.tables) == 2
+    assert any("numbers below zero" in note for note in draft.notes), draft.notes

@@ -74,6 +74,19 @@ class Conversion:
         }
         return Side(self._side.name, specs, reading), self._made(arrays)
 
+    def below_zero(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the numbers of ``called`` with a minus, and what is made of them.
+
+        Raises:
+            MigrationError: the function raises on these.
+        """
+        arrays = {
+            path: np.asarray(-array) if is_floating(array.dtype) else array
+            for path, array in distinct_numbers(self._side.leaves).items()
+        }
+        made = self.with_numbers(0, arrays)
+        return arrays, {path: made.array(path) for path in made.leaves}
+
     def with_zeros(self, nth: int, paths: Iterable[str]) -> Side:
         """Return what is made of the numbers of ``called``, some leaves at zero.
 
@@ -170,6 +183,11 @@ class Conversion:
         if made.arrays is None:
             raise MigrationError("convert= returned shapes. It is to return arrays.")
         return made
+
+
+def is_floating(dtype: Any) -> bool:
+    """Return whether numbers have a sign and a fraction, in JAX's dtypes, too."""
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))
 
 
 def as_bytes(array: Any) -> np.ndarray:

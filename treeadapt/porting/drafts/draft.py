@@ -14,7 +14,10 @@ from treeadapt.porting.drafts.finding import RowFinder
 from treeadapt.porting.drafts.finishing import finished
 from treeadapt.porting.drafts.inputs import Side, read_side
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
-from treeadapt.porting.drafts.more_layers import with_more_layers
+from treeadapt.porting.drafts.more_layers import (
+    with_more_layers,
+    with_numbers_below_zero,
+)
 from treeadapt.porting.drafts.nearer_sides import NearerSides
 from treeadapt.porting.drafts.stated import read_stated
 from treeadapt.porting.drafts.synonyms import load_words
@@ -137,8 +140,9 @@ def draft_marked(
     whole = found.between.around(draft)
     more = _way_back_notes(whole, *calls[0])
     whole = dataclasses.replace(whole, notes=(*whole.notes, *more))
-    if convert is None:
+    if convert is None or conversion is None:
         return whole
+    whole = with_numbers_below_zero(whole, source_side, conversion)
     return with_more_layers(whole, source, source_side, convert)
 
 

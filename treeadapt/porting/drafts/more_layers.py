@@ -1,18 +1,19 @@
-"""What more layers show: rows that are wrong in a deeper model than the drafted one.
+"""What other numbers and more layers show: rows that the function then contradicts.
 
 RWKV halves what goes out of every sixth layer, which a model of three does not show.
-Takes a draft and its function; gives the draft with a mark on rows that the
-function contradicts if all layers are there several times.
+SincNet takes absolute values, which numbers above zero do not show. Takes a draft and
+its function; gives the draft with marks on the rows that are wrong then.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from treeadapt.errors import MigrationError
+from treeadapt.porting.drafts.called_function import Conversion
 from treeadapt.porting.drafts.checking import compared_with
 from treeadapt.porting.drafts.inputs import Side, is_flat
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
@@ -26,6 +27,7 @@ _NOTE = (
     f"with {_COUNT} layers the function gives other numbers: draft a model with as "
     "many as yours, whose widths may be small"
 )
+_SIGN = "numbers below zero become others, as of abs: no row says that, see the code"
 _SAID = frozenset({"numbers", "scale"})  # marks that say it already
 
 
@@ -53,13 +55,60 @@ def with_more_layers(
         report = compared_with(draft.migration, [draft._shapes], leaves, convert)
     except MigrationError:
         return draft
-    if not report.forwards:
+    return _marked(draft, side, report.forwards, "layers", _NOTE, _SAID)
+
+
+def with_numbers_below_zero(
+    draft: MigrationDraft, side: Side, conversion: Conversion
+) -> MigrationDraft:
+    """Return a draft with a mark on the rows that are wrong for numbers below zero.
+
+    A function that does not take these shows nothing.
+
+    Args:
+        draft: of a function.
+        side: leaves of the source.
+        conversion: the function.
+    """
+    try:
+        source, target = conversion.below_zero()
+    except MigrationError:
         return draft
+    for path in {*draft.unexpected, *draft.missing}:
+        source.pop(path, None)
+        target.pop(path, None)
+    if not (source and target):
+        return draft
+    wrong = compared_with(draft.migration, [draft._shapes], source, target).forwards
+    if len(draft.migration.tables) == 1:
+        return _marked(draft, side, wrong, "sign", _SIGN)
+    notes = [f"{text!r:.200}: {_SIGN}." for text in wrong]
+    return dataclasses.replace(draft, notes=(*draft.notes, *notes))
+
+
+def _marked(
+    draft: MigrationDraft,
+    side: Side,
+    wrong: Collection[str],
+    mark: str,
+    note: str,
+    said: frozenset[str] = frozenset(),
+) -> MigrationDraft:
+    """Return a draft of one table with a mark on the rows of some texts.
+
+    Args:
+        draft: of a function.
+        side: leaves of the source.
+        wrong: texts of the rows.
+        mark: that they get.
+        note: the reason.
+        said: marks of which each makes another one needless.
+    """
     rows, marked = [*draft._rows], {*draft.doubtful}
     for number, row in enumerate(draft.migration.rows):
         own = rows[number].row
-        if row.text in report.forwards and _SAID.isdisjoint(own.checks):
-            rows[number] = rows[number].with_row(own.marked("layers", _NOTE))
+        if row.text in wrong and said.isdisjoint(own.checks):
+            rows[number] = rows[number].with_row(own.marked(mark, note))
             marked.update(own.source_paths)
     return dataclasses.replace(
         draft,
