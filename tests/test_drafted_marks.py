@@ -669,3 +669,20 @@ def test_what_becomes_of_numbers_below_zero_is_said_of_two_tables():
     draft = ta.draft_migration(leaves, convert=convert)
     assert len(draft.migration.tables) == 2
     assert any("numbers below zero" in note for note in draft.notes), draft.notes
+
+
+def test_a_number_over_the_root_of_the_layers_keeps_its_mark():
+    random = np.random.default_rng(0)
+
+    def model(layers: int, width: int) -> Leaves:
+        paths = (f"l.{n}.o_proj" for n in range(layers))
+        return float32({path: random.normal(size=(width, 3)) for path in paths})
+
+    def folded(w: Leaves) -> Leaves:
+        return {path: x * np.float32(1.4 / len(w) ** 0.5) for path, x in w.items()}
+
+    draft = ta.draft_migration(model(3, 11), convert=folded)
+    report = draft.check(model(3, 17), folded)
+    assert {*marks(report).values()} == {"scale"}
+    assert "1.4/3**0.5" in str(report)
+    assert not draft.check(model(5, 17), folded)

@@ -26,6 +26,7 @@ _EXPONENTS_ELSEWHERE = (*_EXPONENTS, 0.25, -0.25)  # roots of roots, as of DeepN
 _TIMES = (2, 4, 8)  # how often a size may be in what a factor is a power of
 _ROUNDINGS = ("bfloat16", "float16")
 _NEAR = 2.0**-22  # of a power that was computed in float32, in two steps
+_DIGITS = 2  # after the point, of what is over a root
 _LARGEST_ABOVE = 2**12  # of the whole numbers that a size may divide
 _LARGEST_BELOW = 2**7  # of the sizes that are not of the row itself
 _ROOTS = {1.0: "", 0.5: "**0.5"}
@@ -154,13 +155,14 @@ def over_sizes(
 ) -> dict[str, int]:
     """Return which whole numbers over a size, or its root, a factor is, as ``16/3``.
 
-    Such as the alpha of LoRA over its rank, or over the root of that.
+    Such as the alpha of LoRA over its rank, or over the root of that. Over roots there
+    are numbers of two digits after the point, too: MiniCPM has 1.4 over that of layers.
 
     Args:
         factor: a number, of either sign.
         lengths: what the size may divide, if the quotient has no smaller numbers.
         own: sizes of the row itself, of which any whole number may be a multiple.
-        same: further sizes, if the quotient has no smaller numbers.
+        same: further sizes, if the quotient has no smaller numbers, and their roots.
 
     Returns:
         The size, by its quotient.
@@ -174,6 +176,11 @@ def over_sizes(
         is_near = math.isclose(above, whole, rel_tol=_NEAR_WHOLE)
         if is_near and abs(whole) <= _LARGEST_ABOVE:
             quotients[f"{whole}/{size}{text}"] = size
+    for size in (n for n in (*own, *same) if math.isqrt(n) ** 2 != n):
+        above = factor * size**0.5
+        short = round(above, _DIGITS)
+        if short and math.isclose(above, short, rel_tol=_NEAR_WHOLE):
+            quotients.setdefault(f"{short:g}/{size}**0.5", size)
     fraction = Fraction(factor).limit_denominator(_LARGEST_BELOW)
     below = fraction.denominator
     is_near = math.isclose(factor, fraction, rel_tol=_NEAR_WHOLE)
