@@ -660,6 +660,14 @@ def test_what_becomes_of_numbers_below_zero_is_marked(change):
     assert {*marks(moved).values()} == {""}
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_function_with_roots_warns_of_nothing():
+    leaves = float32({"a": np.zeros((7, 5)), "var": np.zeros(5)})
+    roots = ta.draft_migration(leaves, convert=lambda w: w | {"var": w["var"] ** 0.5})
+    assert roots.missing == ("var",)
+    assert marks(roots) == {"a": ""}
+
+
 def test_what_becomes_of_numbers_below_zero_is_said_of_two_tables():
     leaves = float32({"a": np.zeros((7, 5)), "b": np.zeros((5, 7)), "c": np.zeros(3)})
 

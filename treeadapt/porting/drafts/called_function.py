@@ -84,7 +84,8 @@ class Conversion:
             path: np.asarray(-array) if is_floating(array.dtype) else array
             for path, array in distinct_numbers(self._side.leaves).items()
         }
-        made = self.with_numbers(0, arrays)
+        with np.errstate(all="ignore"):  # roots and logarithms of these
+            made = self.with_numbers(0, arrays)
         return arrays, {path: made.array(path) for path in made.leaves}
 
     def with_zeros(self, nth: int, paths: Iterable[str]) -> Side:
