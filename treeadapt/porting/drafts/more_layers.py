@@ -52,7 +52,9 @@ def with_more_layers(
     if not more or is_large or draft.missing or len(draft.migration.tables) > 1:
         return draft
     try:
-        report = compared_with(draft.migration, [draft._shapes], leaves, convert)
+        report = compared_with(
+            draft.migration, [draft._shapes], leaves, convert, answers=False
+        )
     except MigrationError:
         return draft
     return _marked(draft, side, report.forwards, "layers", _NOTE, _SAID)
@@ -79,7 +81,10 @@ def with_numbers_below_zero(
         target.pop(path, None)
     if not (source and target):
         return draft
-    wrong = compared_with(draft.migration, [draft._shapes], source, target).forwards
+    report = compared_with(
+        draft.migration, [draft._shapes], source, target, answers=False
+    )
+    wrong = report.forwards
     if len(draft.migration.tables) == 1:
         return _marked(draft, side, wrong, "sign", _SIGN)
     notes = [f"{text!r:.200}: {_SIGN}." for text in wrong]
