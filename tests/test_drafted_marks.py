@@ -660,6 +660,16 @@ def test_what_becomes_of_numbers_below_zero_is_marked(change):
     assert {*marks(moved).values()} == {""}
 
 
+def test_numbers_below_zero_are_seen_beside_a_leaf_of_the_same_name():
+    leaves = float32({"a": np.zeros((7, 5)), "b": np.zeros(3)})
+    draft = ta.draft_migration(
+        leaves, convert=lambda w: {"b": np.abs(w["a"].T), "c": w["b"] ** 2}
+    )
+    assert (draft.unexpected, draft.missing) == (("b",), ("c",))
+    assert marks(draft) == {"a : o i": "sign"}
+    assert not any("no way back" in note for note in draft.notes)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_function_with_roots_warns_of_nothing():
     leaves = float32({"a": np.zeros((7, 5)), "var": np.zeros(5)})

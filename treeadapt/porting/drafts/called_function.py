@@ -81,7 +81,9 @@ class Conversion:
             MigrationError: the function raises on these.
         """
         arrays = {
-            path: np.asarray(-array) if is_floating(array.dtype) else array
+            path: np.asarray(-array)
+            if np.issubdtype(array.dtype, np.floating)
+            else array
             for path, array in distinct_numbers(self._side.leaves).items()
         }
         with np.errstate(all="ignore"):  # roots and logarithms of these
@@ -184,11 +186,6 @@ class Conversion:
         if made.arrays is None:
             raise MigrationError("convert= returned shapes. It is to return arrays.")
         return made
-
-
-def is_floating(dtype: Any) -> bool:
-    """Return whether numbers have a sign and a fraction, in JAX's dtypes, too."""
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))
 
 
 def as_bytes(array: Any) -> np.ndarray:

@@ -153,10 +153,9 @@ def _way_back_notes(draft: MigrationDraft, source: Side, target: Side) -> Iterat
     if stuck:
         yield f"There is no way back: {listing(stuck)} cannot be read backwards."
         return
-    gone = {*draft.unexpected, *draft.missing}
     olds, news = (
-        {p: side.leaves[p] for p in side.leaves if p not in gone}
-        for side in (source, target)
+        {p: leaf for p, leaf in side.leaves.items() if p not in gone}
+        for side, gone in ((source, {*draft.unexpected}), (target, {*draft.missing}))
     )
     try:
         draft.migration.inverse.plan(news, olds)

@@ -76,9 +76,9 @@ def with_numbers_below_zero(
         source, target = conversion.below_zero()
     except MigrationError:
         return draft
-    for path in {*draft.unexpected, *draft.missing}:
-        source.pop(path, None)
-        target.pop(path, None)
+    for leaves, paths in ((source, draft.unexpected), (target, draft.missing)):
+        for path in paths:  # which may be the name of another leaf on the other side
+            leaves.pop(path, None)
     if not (source and target):
         return draft
     report = compared_with(
