@@ -716,7 +716,8 @@ def test_files_of_any_name_are_read_by_their_content(ending, tmp_path):
 def archive_of_torch():
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+        # The same bytes at any time of day.
+        archive.writestr(zipfile.ZipInfo("archive/data.pkl"), b"\x80\x02}q\x00.")
     return raw.getvalue()
 
 
@@ -726,6 +727,7 @@ def archive_of_torch():
         (pickle.dumps({"w": 1}), "it is a pickle, which can run code and is not read"),
         (archive_of_torch(), "it holds no tensors"),
     ],
+    ids=["pickle", "archive"],
 )
 def test_a_pickle_of_any_name_is_named(content, text, tmp_path):
     (tmp_path / "model_best").write_bytes(content)
