@@ -323,6 +323,29 @@ def test_what_is_no_sum_has_no_row(function):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_other", [False, True])
+def test_a_sum_of_which_not_all_is_found_is_said_and_no_row(has_other):
+    """One row of an array, for each of another: no row repeats a part."""
+    shapes = {"pos": (17, 11), "type": (2, 11), "w": (3, 5), "v": (3, 5)}
+    source = numbers(shapes)
+
+    def convert(w: Leaves) -> Leaves:
+        made = {"p": w["pos"] + w["type"][0], "w": w["w"].T, "v": w["v"].T}
+        return made | ({"both": made.pop("w") + made.pop("v")} if has_other else {})
+
+    draft = ta.draft_migration(source, convert=convert)
+    assert "Sums, of which not all summands are found: 'p'." in draft.notes
+    assert draft.missing == ("p",)
+    assert {*draft.unexpected} == {"pos", "type"}
+    wanted = {path: a for path, a in convert(source).items() if path != "p"}
+    rest = {path: a for path, a in source.items() if path in draft.pairs}
+    made = draft.migration(rest, wanted)
+    for path, array in wanted.items():
+        np.testing.assert_allclose(made[path], array, rtol=1e-6)
+    assert draft.migration.inverse(made, rest).keys() == rest.keys()
+
+
+@pytest.mark.slow
 def test_a_function_that_takes_no_zeros_is_drafted_without_sums():
     def convert(w):
         if not all(map(np.any, w.values())):

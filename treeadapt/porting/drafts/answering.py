@@ -119,7 +119,12 @@ def answered(
         "order": _every(_of_other_counts(*each) for each in tables),
         "sizes": resized - _every(_of_same_blocks(*each) for each in tables),
     }
-    of_numbers = {row: each.way(row) for each in counts for row in each.paths}
+    of_numbers = {
+        row: each.way(row)
+        for each in counts
+        for row in each.paths
+        if "numbers" in row.notes.check.split(", ") and row not in rows["numbers"]
+    }
     of_lists = {row: way for table in plan.tables for row, way in _of_lists(table)}
     reasons = {"scale": powers, "numbers": of_numbers, "order": of_lists}
     return rows, reasons | {"length": as_long}
@@ -398,6 +403,8 @@ def _of_other_counts(plan: Any, shapes: Shapes) -> set[Row]:
     others: set[Row] = set()
     for group in plan.groups:
         row = group.row
+        if not row.values.take:
+            continue
         path = next(iter(group.source_paths))
         places = {axis.text: n for n, axis in enumerate(row.sources[0].axes)}
         num_leaves = [sum(map(row.takes, each)) for each in (shapes, plan.source)]

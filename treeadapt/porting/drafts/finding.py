@@ -24,10 +24,10 @@ from treeadapt.porting.drafts.pairing import propose, with_tie, with_tied_head
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.scaled_parts import with_scaled_parts
 from treeadapt.porting.drafts.stated import ModelConfig
-from treeadapt.porting.drafts.sums import summands, with_sums
+from treeadapt.porting.drafts.sums import Summands, summands, with_sums
 from treeadapt.porting.drafts.synonyms import Words
 from treeadapt.porting.drafts.taken import orders_of_numbers, with_orders
-from treeadapt.text.names import plural
+from treeadapt.text.names import listing, plural
 
 _MOST_PAIRS = 10_000  # of families that are left, beyond which none is compared
 _MOST_TRIED = 64  # pairs of families of different sizes whose numbers are compared
@@ -151,8 +151,7 @@ class RowFinder:
         sources, targets = best.left
         # A part of a summand may be all of another leaf.
         sources += [p for row in best.rows if row.cuts for p in row.source_paths]
-        for nearer, names in summands(best.between, self.conversion, sources, targets):
-            apart = self.found(nearer, best.own_unread)
+        for apart, names in self._summands(best, sources, targets):
             rows = with_sums(apart.rows, names)
             sums = [row for row in rows or () if row.is_sum]
             evidence = best.evidence
@@ -160,6 +159,26 @@ class RowFinder:
                 yield dataclasses.replace(best, rows=rows, notes=apart.notes)
             else:
                 yield apart
+
+    def _summands(
+        self, best: FoundRows, sources: Sequence[str], targets: Sequence[str]
+    ) -> Iterator[tuple[FoundRows, Summands]]:
+        """Yield rows that make summands, of sums of which all summands are found."""
+        if self.conversion is None:
+            return
+        for nearer, names in summands(best.between, self.conversion, sources, targets):
+            apart = self.found(nearer, best.own_unread)
+            unknown = apart.left[1]
+            whole = [path for path in names if {*names[path]}.isdisjoint(unknown)]
+            if len(whole) == len(names):
+                yield apart, names
+                continue
+            text = listing(best.between.own(1, p) for p in names if p not in whole)
+            note = f"Sums, of which not all summands are found: {text}."
+            best.notes.append(note)
+            for some, own in self._summands(best, sources, whole) if whole else ():
+                some.notes.append(note)
+                yield some, own
 
     def _in_blocks(self, best: FoundRows) -> Iterator[FoundRows]:
         """Yield rows of which a number of paths is two."""
