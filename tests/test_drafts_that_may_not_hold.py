@@ -233,17 +233,32 @@ def test_what_more_layers_contradict_is_marked(count):
 
 
 @pytest.mark.parametrize(
-    "convert",
+    ("convert", "width", "reason"),
     [
-        lambda w: {"out": np.stack([w[f"h.{n}.out.w"] for n in range(3)])},  # no others
-        lambda w: {3: {"out": np.stack([*w.values()])}}[len(w)],
-        lambda w: {"out": np.stack([*w.values()])},
+        (
+            lambda w: {"out": np.stack([w[f"h.{n}.out.w"] for n in range(3)])},
+            7,
+            "with 13 the function makes other leaves than the table",
+        ),
+        (
+            lambda w: {3: {"out": np.stack([*w.values()])}}[len(w)],
+            7,
+            "with 13 the function raises",
+        ),
+        (lambda w: {"out": np.stack([*w.values()])}, 7, ""),
+        (lambda w: {"out": np.stack([*w.values()])}, 301, "13 have too many numbers"),
     ],
 )
-def test_a_function_that_takes_more_layers_alike_or_none_gives_no_mark(convert):
-    draft = ta.draft_migration(blocks(3, 7), convert=convert)
+def test_a_function_that_takes_more_layers_alike_or_none_gives_no_mark(
+    convert, width, reason
+):
+    """That they were not tried is said."""
+    draft = ta.draft_migration(blocks(3, width), convert=convert)
     assert not draft.doubtful
     assert not draft.missing
+    notes = [note for note in draft.notes if "More layers were not tried" in note]
+    assert len(notes) == bool(reason)
+    assert all(f": {reason}. Call draft.check" in note for note in notes)
 
 
 # --- sizes that were the same ---

@@ -171,7 +171,8 @@ def compared_with(
         other: a function as for ``draft_migration``, or the target: a tree or file.
         stated: names of sizes that a configuration next to ``source`` states.
         others: names of sizes that are others than in the draft.
-        answers: whether to find out which marks equal results answer.
+        answers: whether to go back, too, and to find out which marks equal results
+            answer.
 
     Raises:
         MigrationError: a side holds no numbers; the function raises.
@@ -190,18 +191,19 @@ def compared_with(
         plan = migration.plan(leaves, wanted)
         made = migration(leaves, wanted)
         selects = any(row.selects for row in migration.rows)
-        back = {} if selects else migration.inverse(wanted, leaves)
+        goes_back = answers and not selects
+        back = migration.inverse(wanted, leaves) if goes_back else {}
     except MigrationError as error:
         return DraftCheck({}, {}, str(error), 0, migration)
     forwards: dict[Row, list[str]] = {}
     backwards: dict[Row, list[str]] = {}
     for group in plan.tables[-1].groups:
         forwards.setdefault(group.row, []).extend(group.filled)
-    for group in () if selects else plan.tables[0].groups:
+    for group in plan.tables[0].groups if goes_back else ():
         backwards.setdefault(group.row, []).extend(group.source_paths)
     # The summands of a sum do not come back; what comes back is to have that sum.
     summands = {*led_back(plan.tables, plan.noted)}
-    if summands and not selects:
+    if summands and goes_back:
         again = migration(back, wanted)
         if all(_are_near(again[path], wanted[path], 1e-5) for path in plan.noted):
             back |= {path: leaves[path] for path in summands}

@@ -27,6 +27,12 @@ _NOTE = (
     f"with {_COUNT} layers the function gives other numbers: draft a model with as "
     "many as yours, whose widths may be small"
 )
+_UNTRIED = (
+    "More layers were not tried: {}. Call draft.check with as many as your model has."
+)
+_RAISES = f"with {_COUNT} the function raises"
+_OTHERS = f"with {_COUNT} the function makes other leaves than the table"
+_LARGE = f"{_COUNT} have too many numbers"
 _SIGN = "numbers below zero become others, as of abs: no row says that, see the code"
 _SAID = frozenset({"numbers", "scale"})  # marks that say it already
 
@@ -48,16 +54,23 @@ def with_more_layers(
     is_plain = isinstance(source, str | os.PathLike) or is_flat(source)
     more = _more_layers(side.leaves) if is_plain else {}
     leaves = {**side.leaves, **more}
-    is_large = sum(leaf.size for leaf in leaves.values()) > _MOST_NUMBERS
-    if not more or is_large or draft.missing or len(draft.migration.tables) > 1:
+    if not more or draft.missing or len(draft.migration.tables) > 1:
         return draft
+    if sum(leaf.size for leaf in leaves.values()) > _MOST_NUMBERS:
+        return _with_note(draft, _UNTRIED.format(_LARGE))
     try:
         report = compared_with(
             draft.migration, [draft._shapes], leaves, convert, answers=False
         )
     except MigrationError:
-        return draft
+        return _with_note(draft, _UNTRIED.format(_RAISES))
+    if report.problem:
+        return _with_note(draft, _UNTRIED.format(_OTHERS))
     return _marked(draft, side, report.forwards, "layers", _NOTE, _SAID)
+
+
+def _with_note(draft: MigrationDraft, note: str) -> MigrationDraft:
+    return dataclasses.replace(draft, notes=(*draft.notes, note))
 
 
 def with_numbers_below_zero(
