@@ -1092,6 +1092,22 @@ def test_a_conversion_function_that_cannot_be_read_is_named(convert, text):
         ta.draft_migration({"w": np.zeros(3, "f4")}, convert=convert)
 
 
+def test_a_function_that_needs_integers_is_drafted_from_what_it_returns():
+    source = {"index": np.array([2, 0, 1]), "w": np.arange(15, dtype="f4")}
+    source["w"] = source["w"].reshape(3, 5)
+
+    def convert(leaves: Leaves) -> Leaves:
+        return {"t": leaves["w"][leaves["index"]]}
+
+    with pytest.raises(ta.MigrationError, match="its integers too, 'index'"):
+        ta.draft_migration(source, convert=convert)
+    draft = ta.draft_migration(source, convert(source))
+    source = {"w": source["w"]}
+    np.testing.assert_array_equal(
+        draft.migration(source)["t"], source["w"][np.array([2, 0, 1])]
+    )
+
+
 def first_dense(dense: int, layers: int) -> tuple[Leaves, Leaves]:
     shapes = {f"h.{n}.w": np.zeros((5, 7)) for n in range(layers)}
     source = float32(shapes, layers)

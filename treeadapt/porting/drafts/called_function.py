@@ -162,7 +162,8 @@ class Conversion:
             view = view_tree(source)
             tree = view.rebuild([arrays.get(path, leaf) for path, leaf in view.items()])
         copies = {path: array.copy() for path, array in arrays.items()}
-        with calling(self._convert):
+        integers = [p for p, x in arrays.items() if np.issubdtype(x.dtype, np.integer)]
+        with calling(self._convert, integers):
             result = self._convert(tree)
             kind = type(result).__name__
             is_lazy = isinstance(result, Iterator | ItemsView)

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -278,8 +278,12 @@ def is_pair(item: Any) -> bool:
 
 
 @contextlib.contextmanager
-def calling(function: Any) -> Any:
+def calling(function: Any, integers: Sequence[str] = ()) -> Any:
     """Report whatever a conversion function raises.
+
+    Args:
+        function: that is called.
+        integers: paths of its argument where other integers are than in the source.
 
     Raises:
         MigrationError: instead.
@@ -292,6 +296,12 @@ def calling(function: Any) -> Any:
         cure = ""
         if "read-only" in wording or "not writeable" in wording:
             cure = " It writes into its input: let it copy the array first."
+        elif integers and isinstance(error, IndexError):
+            cure = (
+                f" All numbers of the source are replaced by others, its integers too, "
+                f"{listing(integers)}: a function that needs these is drafted from what "
+                "it returns, draft_migration(source, convert(source))."
+            )
         raise MigrationError(
             f"convert={name} raised {type(error).__name__}: {wording}.{cure}"
         ) from error
