@@ -124,6 +124,50 @@ def test_one_group_of_heads_is_marked(is_back):
     assert not draft.check(*pair(2, 3, 5, 11))
 
 
+def repeated(heads: int, size: int, *, times: int = 3) -> tuple[Leaves, Convert]:
+    """Keys of which each head is repeated, as for one device each."""
+    rows = heads * size
+    shapes = {f"h.{n}.attn.k_proj.w": np.zeros((rows, 11)) for n in (0, 1)}
+
+    def convert(leaves: Leaves) -> Leaves:
+        made = {}
+        for path, leaf in leaves.items():
+            if leaf.ndim == 2:
+                leaf = leaf.reshape(heads, size, -1).repeat(times, 0).reshape(-1, 11)
+            made[path.replace(".", "/")] = leaf
+        return made
+
+    return float32(shapes, rows), convert
+
+
+def test_copies_of_one_head_are_marked():
+    source, convert = repeated(1, 5)
+    draft = ta.draft_migration(source, convert=convert)
+    assert {*marks(draft).values()} == {"groups"}
+    assert "a model with 2 heads here shows it" in draft.to_toml()
+    report = draft.check(*repeated(1, 7))
+    assert report, str(report)
+    assert {*marks(report).values()} == {"groups"}
+    source, convert = repeated(2, 5)
+    assert not draft.check(source, convert)
+    draft = ta.draft_migration(source, convert=convert)
+    assert {*marks(draft).values()} == {"sizes"}  # of two heads
+    assert draft.check(*repeated(2, 7))
+
+
+def test_all_heads_once_more_are_no_copies_of_one_head():
+    """How large a head is, is known from its norm."""
+    source, _ = repeated(1, 10)
+    source |= float32(
+        {"h.0.attn.k_norm.w": np.ones(5), "h.1.attn.k_norm.w": np.ones(5)}
+    )
+
+    def convert(leaves: Leaves) -> Leaves:
+        return {p: np.tile(a, (3, 1)) if a.ndim == 2 else a for p, a in leaves.items()}
+
+    assert "groups" not in marks(ta.draft_migration(source, convert=convert)).values()
+
+
 @pytest.mark.parametrize("shown", ["", "norm", "heads", "rest"])
 def test_several_keys_next_to_each_other_are_no_group(shown):
     """Six heads of queries, and two of keys: of one group of 3 by 10, or of no group.

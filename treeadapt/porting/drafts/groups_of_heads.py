@@ -2,15 +2,16 @@
 
 Takes rows that cut queries, keys and values out of one array, or join them. With
 several groups, each with its queries, its key and its value, as in Falcon 40B, they are
-within each group; of one group nothing shows that. Gives these rows a mark, unless
-other rows or the configuration show that there are several keys next to each other.
+within each group; of one group nothing shows that. So do copies of one head, which may
+be next to each other, or all heads once more. Gives these rows a mark, unless other
+rows or the configuration show that there are several keys next to each other.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from treeadapt.porting.drafts.rows import DraftAddress, DraftRow
 from treeadapt.porting.drafts.stated import ModelConfig
@@ -21,13 +22,17 @@ _NOTE = (
     "if heads are in groups, each with its queries, its key and its value, this is one "
     "group, and more are in another order: a model with 2 groups of keys shows it"
 )
+_OF_COPIES = (
+    "copies of one head: of several, those of each head may be next to each other, or "
+    "all heads once more: a model with 2 heads here shows it"
+)
 _PARTS = 3  # queries, keys and values
 
 
 def with_groups_doubted(
     rows: Sequence[DraftRow], stated: ModelConfig
 ) -> list[DraftRow]:
-    """Mark rows of queries, keys and values that may be one of several groups.
+    """Mark rows of queries, keys and values that may be of one of several groups.
 
     Args:
         rows: of one table.
@@ -42,7 +47,29 @@ def with_groups_doubted(
         several = any(size < keys and keys % size == 0 for size in heads)
         is_doubtful = keys and not several
         marked.append(row.marked(GROUPS, _NOTE) if is_doubtful else row)
-    return marked
+    return [
+        row.marked(GROUPS, _OF_COPIES)
+        if any(not _has_several(whole, sizes, norms) for whole in _copied(row))
+        else row
+        for row in marked
+    ]
+
+
+def _copied(row: DraftRow) -> Iterator[int]:
+    """Yield the size of what copies of follow each other in an axis of attention."""
+    parts = itertools.chain(*(axis for place in row.targets for axis in place.axes))
+    for part in parts if row.copies and row.is_live and counts_heads(row) else ():
+        if len(part) > 1 and part[0] in row.copies:
+            yield math.prod(row.sizes[atom] for atom in part[1:])
+
+
+def _has_several(
+    whole: int, sizes: Sequence[tuple[int, int]], norms: Collection[int]
+) -> bool:
+    """Return whether an axis is known to be of several heads."""
+    return any(number > 1 and number * size == whole for number, size in sizes) or any(
+        norm < whole and whole % norm == 0 for norm in norms
+    )
 
 
 def _sizes(row: DraftRow) -> tuple[int, int]:

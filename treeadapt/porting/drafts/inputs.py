@@ -298,9 +298,9 @@ def calling(function: Any, integers: Sequence[str] = ()) -> Any:
             cure = " It writes into its input: let it copy the array first."
         elif integers and isinstance(error, IndexError):
             cure = (
-                f" All numbers of the source are replaced by others, its integers too, "
-                f"{listing(integers)}: a function that needs these is drafted from what "
-                "it returns, draft_migration(source, convert(source))."
+                " All numbers of the source are replaced by others, its integers too, "
+                f"{listing(integers)}: a function that needs these is drafted from "
+                "what it returns, draft_migration(source, convert(source))."
             )
         raise MigrationError(
             f"convert={name} raised {type(error).__name__}: {wording}.{cure}"

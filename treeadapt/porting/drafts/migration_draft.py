@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from treeadapt.migrations.files import MIGRATION_FILE, lines_of_table
 from treeadapt.migrations.migration import Migration
-from treeadapt.migrations.rows import SPLIT
+from treeadapt.migrations.rows import SPLIT, Row
 from treeadapt.porting.drafts.answering import ANSWERED, Shapes
 from treeadapt.porting.drafts.checking import (
     DraftCheck,
@@ -66,7 +66,7 @@ _NEXT = {
         "'length', 'numbers', 'order', 'scale' and 'sizes'."
     ),
 }
-_KINDS = ("by values", "to check")
+_KINDS = ("by values", "to check", "to pass leaves on")
 
 #: The number of its table, from 1, sources, targets, operations, and marks of a row.
 _TypedRow: TypeAlias = tuple[
@@ -293,11 +293,20 @@ class MigrationDraft:
                 options = {"undo": values} if row.values.undoes else values
                 yield number + 1, old, new, options, checks
 
+    def _rows_around(self) -> Iterator[Row]:
+        """Yield the rows of the tables around the one with the rows of the draft."""
+        for number, table in enumerate(self.migration.tables):
+            if number != self._place:
+                yield from table.rows
+
     @property
     def summary(self) -> str:
         """How many rows there are, what is left out, and what else there is to know."""
         rows = self.migration.rows
+        passing = sum(map(_passes_on, self._rows_around()))
         counts = Counter("to check" if row.notes.check else "by values" for row in rows)
+        counts.subtract({"by values": passing})
+        counts["to pass leaves on"] = passing
         parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
         head = plural(len(rows), "row")
         lines = [f"{head}{': ' if parts else ''}{', '.join(parts)}."]
@@ -320,6 +329,12 @@ class MigrationDraft:
                 names = listing(fold(paths), limit=4)
                 lines.append(f"{plural(len(paths), 'leaf')} {noun}: {names}.")
         return "\n".join([*lines, *blank_lines(self.migration), *self.notes])
+
+
+def _passes_on(row: Row) -> bool:
+    """Return whether a row takes what is left to another table as it is."""
+    both = {address.text for address in (*row.sources, *row.targets)}
+    return both == {"{rest:**}", "{rest}"} and not row.notes.check
 
 
 def _row_lines(each: WrittenRow, above: str) -> list[str]:
