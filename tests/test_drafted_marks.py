@@ -670,6 +670,20 @@ def test_numbers_below_zero_are_seen_beside_a_leaf_of_the_same_name():
     assert not any("no way back" in note for note in draft.notes)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: {True: x.T}[x.min() >= 0], "the function raises"),
+        (lambda x: x.T[:2] if x.min() < 0 else x.T, "the table does not run on these"),
+    ],
+)
+def test_where_numbers_below_zero_are_not_tried_a_note_says_so(change, reason):
+    leaves = float32({"a": np.zeros((7, 5)), "b": np.zeros(5)})
+    draft = ta.draft_migration(leaves, convert=lambda w: w | {"a": change(w["a"])})
+    assert marks(draft) == {"a : o i": "", "b": ""}
+    assert draft.notes[-1] == f"Numbers below zero were not tried: {reason}."
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_function_with_roots_warns_of_nothing():
     leaves = float32({"a": np.zeros((7, 5)), "var": np.zeros(5)})

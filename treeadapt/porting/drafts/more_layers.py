@@ -33,6 +33,7 @@ _UNTRIED = (
 _RAISES = f"with {_COUNT} the function raises"
 _OTHERS = f"with {_COUNT} the function makes other leaves than the table"
 _LARGE = f"{_COUNT} have too many numbers"
+_UNTRIED_SIGN = "Numbers below zero were not tried: {}."
 _SIGN = "numbers below zero become others, as of abs: no row says that, see the code"
 _SAID = frozenset({"numbers", "scale"})  # marks that say it already
 
@@ -42,7 +43,8 @@ def with_more_layers(
 ) -> MigrationDraft:
     """Return a draft with a mark on the rows that are wrong if there are more layers.
 
-    A function that takes no more, or a table that does not run then, shows nothing.
+    A function that takes no more, or a table that does not run then, shows nothing, and
+    a note says so.
 
     Args:
         draft: of a function.
@@ -78,7 +80,7 @@ def with_numbers_below_zero(
 ) -> MigrationDraft:
     """Return a draft with a mark on the rows that are wrong for numbers below zero.
 
-    A function that does not take these shows nothing.
+    A function that does not take these shows nothing, and a note says so.
 
     Args:
         draft: of a function.
@@ -88,7 +90,7 @@ def with_numbers_below_zero(
     try:
         source, target = conversion.below_zero()
     except MigrationError:
-        return draft
+        return _with_note(draft, _UNTRIED_SIGN.format("the function raises"))
     for leaves, paths in ((source, draft.unexpected), (target, draft.missing)):
         for path in paths:  # which may be the name of another leaf on the other side
             leaves.pop(path, None)
@@ -98,6 +100,10 @@ def with_numbers_below_zero(
         draft.migration, [draft._shapes], source, target, answers=False
     )
     wrong = report.forwards
+    if report.problem:
+        return _with_note(
+            draft, _UNTRIED_SIGN.format("the table does not run on these")
+        )
     if len(draft.migration.tables) == 1:
         return _marked(draft, side, wrong, "sign", _SIGN)
     notes = [f"{text!r:.200}: {_SIGN}." for text in wrong]
