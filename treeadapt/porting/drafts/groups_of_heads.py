@@ -56,10 +56,15 @@ def with_groups_doubted(
 
 
 def _copied(row: DraftRow) -> Iterator[int]:
-    """Yield the size of what copies of follow each other in an axis of attention."""
-    parts = itertools.chain(*(axis for place in row.targets for axis in place.axes))
-    for part in parts if row.copies and row.is_live and counts_heads(row) else ():
-        if len(part) > 1 and part[0] in row.copies:
+    """Yield the size of an axis of attention whose copies follow each other whole."""
+    if not (row.copies and row.is_live and counts_heads(row)):
+        return
+    wholes, parts = (
+        [*itertools.chain(*(axis for place in side for axis in place.axes))]
+        for side in row.sides
+    )
+    for part in parts:
+        if len(part) > 1 and part[0] in row.copies and part[1:] in wholes:
             yield math.prod(row.sizes[atom] for atom in part[1:])
 
 
