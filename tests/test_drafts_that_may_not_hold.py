@@ -276,6 +276,30 @@ def test_what_more_layers_contradict_is_marked(count):
     assert ta.draft_migration(blocks(9, 7), convert=stacked_halves).missing
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_what_more_experts_contradict_is_marked(layers):
+    """As of names in the order of the alphabet, in which the tenth is second."""
+
+    def leaves(experts: int, width: int) -> Leaves:
+        at = "h.{}.experts.{}.w" if layers > 1 else "moe{}.experts_{}.w"
+        paths = (at.format(n, e) for n in range(layers) for e in range(experts))
+        return float32({path: np.zeros((width, 3)) for path in paths}, experts)
+
+    def convert(w: Leaves, names: Callable = sorted) -> Leaves:
+        made: dict[str, list] = {}
+        for path in names(w):
+            made.setdefault(path.split("experts")[0] + "experts", []).append(w[path].T)
+        return {path: np.stack(every) for path, every in made.items()}
+
+    draft = ta.draft_migration(leaves(4, 7), convert=convert)
+    assert {*marks(draft).values()} == {"layers"}
+    assert "with 13 experts the function gives other numbers" in draft.to_toml()
+    assert draft.check(leaves(6, 5), convert)
+    assert not draft.check(leaves(11, 5), convert)
+    in_order = ta.draft_migration(leaves(4, 7), convert=lambda w: convert(w, list))
+    assert {*marks(in_order).values()} == {""}
+
+
 @pytest.mark.parametrize(
     ("convert", "width", "reason"),
     [

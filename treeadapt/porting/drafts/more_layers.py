@@ -1,6 +1,7 @@
 """What other numbers and more layers show: rows that the function then contradicts.
 
-RWKV halves what goes out of every sixth layer, which a model of three does not show.
+So do more experts, whose names a function may sort: the tenth before the second. RWKV
+halves what goes out of every sixth layer, which a model of three does not show.
 SincNet takes absolute values, which numbers above zero do not show. Takes a draft and
 its function; gives the draft with marks on the rows that are wrong then.
 """
@@ -17,18 +18,23 @@ from treeadapt.porting.drafts.called_function import Conversion
 from treeadapt.porting.drafts.checking import compared_with
 from treeadapt.porting.drafts.inputs import Side, is_flat
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
-from treeadapt.porting.drafts.path_numbers import is_of_layers
-from treeadapt.porting.drafts.rows import template_of, tokens_of
+from treeadapt.porting.drafts.path_numbers import is_after
+from treeadapt.porting.drafts.rows import (
+    EXPERT_WORDS,
+    LAYER_WORDS,
+    template_of,
+    tokens_of,
+)
 from treeadapt.porting.drafts.writing import as_table
 
-_COUNT = 13  # of layers: more than two periods of six, the longest that is known
+_COUNT = 13  # more than two periods of six layers, the longest that is known
 _MOST_NUMBERS = 2**20  # of all of their leaves
 _NOTE = (
-    f"with {_COUNT} layers the function gives other numbers: draft a model with as "
-    "many as yours, whose widths may be small"
+    f"with {_COUNT} {{}} the function gives other numbers: draft a model with as many "
+    "as yours, whose widths may be small"
 )
 _UNTRIED = (
-    "More layers were not tried: {}. Call draft.check with as many as your model has."
+    "More {} were not tried: {}. Call draft.check with as many as your model has."
 )
 _RAISES = f"with {_COUNT} the function raises"
 _OTHERS = f"with {_COUNT} the function makes other leaves than the table"
@@ -41,7 +47,7 @@ _SAID = frozenset({"numbers", "scale"})  # marks that say it already
 def with_more_layers(
     draft: MigrationDraft, source: Any, side: Side, convert: Callable[[Any], Any]
 ) -> MigrationDraft:
-    """Return a draft with a mark on the rows that are wrong if there are more layers.
+    """Return a draft with a mark on rows that are wrong with more layers or experts.
 
     A function that takes no more, or a table that does not run then, shows nothing, and
     a note says so.
@@ -54,21 +60,42 @@ def with_more_layers(
         convert: the function.
     """
     is_plain = isinstance(source, str | os.PathLike) or is_flat(source)
-    more = _more_layers(side.leaves) if is_plain else {}
-    leaves = {**side.leaves, **more}
-    if not more or draft.missing or len(draft.migration.tables) > 1:
+    if not is_plain or draft.missing or len(draft.migration.tables) > 1:
         return draft
+    for noun, words in (("layers", LAYER_WORDS), ("experts", EXPERT_WORDS)):
+        more = _more_of(words, side.leaves)
+        draft = _tried(draft, side, convert, noun, more) if more else draft
+    return draft
+
+
+def _tried(
+    draft: MigrationDraft,
+    side: Side,
+    convert: Callable[[Any], Any],
+    noun: str,
+    more: Mapping[str, Any],
+) -> MigrationDraft:
+    """Return a draft with what more leaves of a kind contradict.
+
+    Args:
+        draft: of a function.
+        side: leaves of the source.
+        convert: the function.
+        noun: what there are more of.
+        more: their leaves.
+    """
+    leaves = {**side.leaves, **more}
     if sum(leaf.size for leaf in leaves.values()) > _MOST_NUMBERS:
-        return _with_note(draft, _UNTRIED.format(_LARGE))
+        return _with_note(draft, _UNTRIED.format(noun, _LARGE))
     try:
         report = compared_with(
             draft.migration, [draft._shapes], leaves, convert, answers=False
         )
     except MigrationError:
-        return _with_note(draft, _UNTRIED.format(_RAISES))
+        return _with_note(draft, _UNTRIED.format(noun, _RAISES))
     if report.problem:
-        return _with_note(draft, _UNTRIED.format(_OTHERS))
-    return _marked(draft, side, report.forwards, "layers", _NOTE, _SAID)
+        return _with_note(draft, _UNTRIED.format(noun, _OTHERS))
+    return _marked(draft, side, report.forwards, "layers", _NOTE.format(noun), _SAID)
 
 
 def _with_note(draft: MigrationDraft, note: str) -> MigrationDraft:
@@ -142,11 +169,15 @@ def _marked(
     )
 
 
-def _more_layers(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def _more_of(words: frozenset[str], leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return leaves of further layers, where all that there are have the same.
 
+    Args:
+        words: before the numbers of layers, or of experts.
+        leaves: that there are.
+
     Example:
-        >>> more = _more_layers({"h.0.w": "a", "h.1.w": "a", "g.0.w": "b"})
+        >>> more = _more_of(frozenset("h"), {"h.0.w": "a", "h.1.w": "a", "g.0.w": "b"})
         >>> [*more][:1], [*more.values()] == ["a"] * 11
         (['h.2.w'], True)
     """
@@ -155,7 +186,7 @@ def _more_layers(leaves: Mapping[str, Any]) -> dict[str, Any]:
         tokens = tokens_of(path)
         for at, fixed in enumerate(template_of(path)):
             above = tokens[:at]
-            if fixed is None and is_of_layers((0, above)):
+            if fixed is None and is_after((0, above), words):
                 every = layers.setdefault(above, {})
                 every.setdefault(int(tokens[at]), {})[tokens[at + 1 :]] = leaf
     more: dict[str, Any] = {}

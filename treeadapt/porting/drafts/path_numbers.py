@@ -133,8 +133,13 @@ class PathNumbers:
 
 def is_of_layers(above: Above) -> bool:
     """Return whether the last word before a number is one of layers."""
-    words = [token.lower() for token in above[1] if token and token.isalpha()]
-    return not LAYER_WORDS.isdisjoint(words[-1:])
+    return is_after(above, LAYER_WORDS)
+
+
+def is_after(above: Above, words: frozenset[str]) -> bool:
+    """Return whether the last word before a number is one of some."""
+    before = [token.lower() for token in above[1] if token and token.isalpha()]
+    return not words.isdisjoint(before[-1:])
 
 
 def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:
