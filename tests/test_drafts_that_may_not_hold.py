@@ -276,6 +276,23 @@ def test_what_more_layers_contradict_is_marked(count):
     assert ta.draft_migration(blocks(9, 7), convert=stacked_halves).missing
 
 
+@pytest.mark.parametrize("period", [6, 99])
+def test_what_more_layers_contradict_is_said_of_two_tables(period):
+    shapes = {f"h.{n}.{name}": np.zeros((3, 5)) for n in range(3) for name in "ab"}
+
+    def convert(w: Leaves) -> Leaves:
+        made = {}
+        for n in range(len(w) // 2):
+            whole = w[f"h.{n}.a"].T + 0.5 * w[f"h.{n}.b"].T
+            made[f"l/{n}"] = whole / np.float32(2 ** (n // period))
+        return made
+
+    draft = ta.draft_migration(float32(shapes), convert=convert)
+    assert len(draft.migration.tables) == 2
+    said = [note for note in draft.notes if "with 13 layers the function" in note]
+    assert len(said) == (period < 13), draft.notes
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_what_more_experts_contradict_is_marked(layers):
     """As of names in the order of the alphabet, in which the tenth is second."""

@@ -60,7 +60,7 @@ def with_more_layers(
         convert: the function.
     """
     is_plain = isinstance(source, str | os.PathLike) or is_flat(source)
-    if not is_plain or draft.missing or len(draft.migration.tables) > 1:
+    if not is_plain or draft.missing:
         return draft
     for noun, words in (("layers", LAYER_WORDS), ("experts", EXPERT_WORDS)):
         more = _more_of(words, side.leaves)
@@ -126,15 +126,11 @@ def with_numbers_below_zero(
     report = compared_with(
         draft.migration, [draft._shapes], source, target, answers=False
     )
-    wrong = report.forwards
     if report.problem:
         return _with_note(
             draft, _UNTRIED_SIGN.format("the table does not run on these")
         )
-    if len(draft.migration.tables) == 1:
-        return _marked(draft, side, wrong, "sign", _SIGN)
-    notes = [f"{text!r:.200}: {_SIGN}." for text in wrong]
-    return dataclasses.replace(draft, notes=(*draft.notes, *notes))
+    return _marked(draft, side, report.forwards, "sign", _SIGN)
 
 
 def _marked(
@@ -145,7 +141,7 @@ def _marked(
     note: str,
     said: frozenset[str] = frozenset(),
 ) -> MigrationDraft:
-    """Return a draft of one table with a mark on the rows of some texts.
+    """Return a draft with a mark on the rows of some texts; with notes, of a chain.
 
     Args:
         draft: of a function.
@@ -155,6 +151,9 @@ def _marked(
         note: the reason.
         said: marks of which each makes another one needless.
     """
+    if len(draft.migration.tables) > 1:
+        notes = (f"{text!r:.200}: {note}." for text in wrong)
+        return dataclasses.replace(draft, notes=(*draft.notes, *notes))
     rows, marked = [*draft._rows], {*draft.doubtful}
     for number, row in enumerate(draft.migration.rows):
         own = rows[number].row
