@@ -718,3 +718,91 @@ def test_a_number_over_the_root_of_the_layers_keeps_its_mark():
     assert {*marks(report).values()} == {"scale"}
     assert "1.4/3**0.5" in str(report)
     assert not draft.check(model(5, 17), folded)
+
+
+def test_blocks_whose_numbers_go_on_from_stage_to_stage_all_have_rows():
+    """As a ResNet of PyTorch in Flax; some norms of two stages are as wide."""
+
+    def numbers(counts: tuple[int, ...]) -> list[tuple[int, int]]:
+        return [
+            (stage + 1, n) for stage, count in enumerate(counts) for n in range(count)
+        ]
+
+    def model(width: int, *counts: int) -> Leaves:
+        shapes = {
+            f"layer{s}.{n}.bn{k}.{name}": (width * 2 ** (s - 1) * (2 if k == 3 else 1),)
+            for s, n in numbers(counts)
+            for k in (1, 2, 3)
+            for name in ("weight", "running_mean")
+        }
+        return float32({path: np.zeros(shape) for path, shape in shapes.items()})
+
+    def convert(w: Leaves) -> Leaves:
+        blocks = dict.fromkeys(path.rpartition(".bn")[0] for path in w)
+        names = {"weight": "scale", "running_mean": "mean"}
+        return {
+            f"Block_{block}/BatchNorm_{k}/{new}": w[f"{at}.bn{k + 1}.{old}"]
+            for block, at in enumerate(blocks)
+            for k in range(3)
+            for old, new in names.items()
+        }
+
+    draft = ta.draft_migration(model(5, 2, 3, 2), convert=convert)
+    assert not draft.missing
+    assert not draft.unexpected
+    assert {*marks(draft).values()} == {"", "numbers"}
+    source = model(7, 2, 3, 2)
+    made, wanted = draft.migration(source), convert(source)
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[path], wanted[path]) for path in wanted)
+    with pytest.raises(ta.MigrationError, match="two"):
+        draft.migration(model(5, 3, 3, 2))
+
+
+def test_leaves_that_are_paired_without_a_rule_have_a_row_each():
+    pairs = {"2.2.bn3": "4/Norm_2", "3.0.bn2": "5/Norm_1", "3.1.bn3": "6/Norm_2"}
+    source = float32({f"layer{old}.mean": np.zeros(20) for old in pairs})
+
+    def convert(w: Leaves) -> Leaves:
+        return {f"Block_{pairs[p[5:-5]]}/mean": leaf for p, leaf in w.items()}
+
+    draft = ta.draft_migration(source, convert=convert)
+    assert not draft.missing
+    assert {*marks(draft).values()} == {"numbers"}
+    made, wanted = draft.migration(source), convert(source)
+    assert all(np.array_equal(made[path], wanted[path]) for path in wanted)
+
+
+def test_a_list_of_padded_numbers_is_marked():
+    source = float32({f"layer_{n + 2:02}.w": np.zeros((5, 3)) for n in range(3)})
+
+    def convert(w: Leaves) -> Leaves:
+        return {f"h.{n}.w": leaf.T for n, leaf in enumerate(w.values())}
+
+    draft = ta.draft_migration(source, convert=convert)
+    assert marks(draft) == {"layer_{p=02,03,04}.w : o i": "numbers"}
+
+
+def test_sums_among_too_many_leaves_are_said_not_to_be_looked_for():
+    names = [f"{a}{b}" for a in "abcdef" for b in "uvwxyz"]
+    source = float32({name: np.zeros((3, 5)) for name in names})
+    draft = ta.draft_migration(source, convert=lambda w: {"s": w["au"] + w["bv"]})
+    assert any("Sums were not looked for among 36" in note for note in draft.notes)
+
+
+def test_sizes_that_a_check_took_are_named_where_it_fails():
+    def in_heads(heads: int) -> Callable[[Leaves], Leaves]:
+        def convert(w: Leaves) -> Leaves:
+            whole = w["attn.k"].reshape(heads, -1, 2, 11)
+            return {"key": whole.swapaxes(1, 2).reshape(-1, 11)}
+
+        return convert
+
+    source = float32({"attn.k": np.zeros((3 * 10, 11))})
+    draft = ta.draft_migration(source, convert=in_heads(3))
+    other = float32({"attn.k": np.zeros((6 * 14, 11))})
+    report = draft.check(other, in_heads(6))
+    assert not report
+    assert "h = 3" in str(report)
+    assert "pass sizes= to check" in str(report)
+    assert draft.check(other, in_heads(6), sizes={"h": 6})

@@ -276,6 +276,20 @@ def test_what_more_layers_contradict_is_marked(count):
     assert ta.draft_migration(blocks(9, 7), convert=stacked_halves).missing
 
 
+@pytest.mark.parametrize("name", ["encoderblock_{}.w", "EncoderLayer_{}.w"])
+def test_words_that_end_in_one_of_layers_are_of_layers(name):
+    source = float32({name.format(n): np.zeros((7, 3)) for n in range(3)})
+    draft = ta.draft_migration(source, convert=stacked_halves)
+    assert {*marks(draft).values()} == {"layers"}
+
+
+def test_layers_that_are_not_alike_are_said_not_to_be_tried():
+    """As the first ones of a mixture of experts, which are dense."""
+    source = blocks(3, 7) | float32({"h.1.more.w": np.zeros((2, 5))})
+    draft = ta.draft_migration(source, convert=lambda w: {p: x.T for p, x in w.items()})
+    assert any("not all have the same leaves" in note for note in draft.notes)
+
+
 @pytest.mark.parametrize("period", [6, 99])
 def test_what_more_layers_contradict_is_said_of_two_tables(period):
     shapes = {f"h.{n}.{name}": np.zeros((3, 5)) for n in range(3) for name in "ab"}

@@ -92,7 +92,25 @@ class DraftCheck:
             for row, paths in rows.items():
                 names = listing(fold(paths), limit=3)
                 lines.append(f"The row {row!r} differs on the way {way}: {names}.")
+        lines += self._size_lines()
         return "\n".join(lines)
+
+    def _size_lines(self) -> Iterator[str]:
+        """Yield the sizes of the table that rows which differ name."""
+        wrong = {*self.forwards, *self.backwards}
+        sizes = {
+            name: size
+            for table in self.migration.tables
+            for name, size in table.sizes.items()
+            if any(name in row.names and row.text in wrong for row in table.rows)
+        }
+        if sizes:
+            texts = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            verb = "was" if len(sizes) == 1 else "were"
+            yield (
+                f"[sizes] {texts} {verb} taken: for a model with others, pass sizes= "
+                "to check."
+            )
 
     def _same_lines(self) -> Iterator[str]:
         """Yield which sizes no model has shown to be others, and how to give others."""
@@ -223,7 +241,7 @@ def compared_with(
     rows["sizes"] -= kept
     reasons["sizes"] = {
         row: OF_OTHER_SIZES
-        if others and row.names.isdisjoint(same)
+        if not row.names.isdisjoint({*others} - same.keys())
         else OF_STATED_SIZES
         for row in kept
     }

@@ -24,7 +24,7 @@ from treeadapt.porting.drafts.pairing import propose, with_tie, with_tied_head
 from treeadapt.porting.drafts.rows import DraftRow, by_template, template_of
 from treeadapt.porting.drafts.scaled_parts import with_scaled_parts
 from treeadapt.porting.drafts.stated import ModelConfig
-from treeadapt.porting.drafts.sums import Summands, summands, with_sums
+from treeadapt.porting.drafts.sums import MOST_GROUPS, Summands, summands, with_sums
 from treeadapt.porting.drafts.synonyms import Words
 from treeadapt.porting.drafts.taken import orders_of_numbers, with_orders
 from treeadapt.text.names import listing, plural
@@ -32,6 +32,10 @@ from treeadapt.text.names import listing, plural
 _MOST_PAIRS = 10_000  # of families that are left, beyond which none is compared
 _MOST_TRIED = 64  # pairs of families of different sizes whose numbers are compared
 _SCALED = "scales", "numbers of few bits, which scales may go with: see `multiply`"
+_MANY_GROUPS = (
+    "Sums were not looked for among {} names without a row, as "
+    f"{MOST_GROUPS} are the most: draft fewer leaves, and a function that reads these."
+)
 _NOTHING_COMMON = "The two sides have no numbers in common; names decide."
 
 
@@ -151,6 +155,8 @@ class RowFinder:
         sources, targets = best.left
         # A part of a summand may be all of another leaf.
         sources += [p for row in best.rows if row.cuts for p in row.source_paths]
+        if (groups := len(by_template(sources))) > MOST_GROUPS:
+            best.notes.append(_MANY_GROUPS.format(groups))
         for apart, names in self._summands(best, sources, targets):
             rows = with_sums(apart.rows, names)
             sums = [row for row in rows or () if row.is_sum]

@@ -18,7 +18,7 @@ from treeadapt.porting.drafts.called_function import Conversion
 from treeadapt.porting.drafts.checking import compared_with
 from treeadapt.porting.drafts.inputs import Side, is_flat
 from treeadapt.porting.drafts.migration_draft import MigrationDraft
-from treeadapt.porting.drafts.path_numbers import is_after
+from treeadapt.porting.drafts.path_numbers import ends_in
 from treeadapt.porting.drafts.rows import (
     EXPERT_WORDS,
     LAYER_WORDS,
@@ -38,6 +38,7 @@ _UNTRIED = (
 )
 _RAISES = f"with {_COUNT} the function raises"
 _OTHERS = f"with {_COUNT} the function makes other leaves than the table"
+_UNLIKE = "not all have the same leaves, or numbers from 0 on"
 _LARGE = f"{_COUNT} have too many numbers"
 _UNTRIED_SIGN = "Numbers below zero were not tried: {}."
 _SIGN = "numbers below zero become others, as of abs: no row says that, see the code"
@@ -63,8 +64,11 @@ def with_more_layers(
     if not is_plain or draft.missing:
         return draft
     for noun, words in (("layers", LAYER_WORDS), ("experts", EXPERT_WORDS)):
-        more = _more_of(words, side.leaves)
+        more, are_alike = _more_of(words, side.leaves)
         draft = _tried(draft, side, convert, noun, more) if more else draft
+        head = _UNTRIED.partition(":")[0].format(noun)
+        if not (are_alike or any(note.startswith(head) for note in draft.notes)):
+            draft = _with_note(draft, _UNTRIED.format(noun, _UNLIKE))
     return draft
 
 
@@ -168,37 +172,44 @@ def _marked(
     )
 
 
-def _more_of(words: frozenset[str], leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return leaves of further layers, where all that there are have the same.
+def _more_of(
+    words: frozenset[str], leaves: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """Return leaves of further layers, and whether all that there are have the same.
 
     Args:
-        words: before the numbers of layers, or of experts.
+        words: before the numbers of layers, or of experts, or their endings.
         leaves: that there are.
 
     Example:
-        >>> more = _more_of(frozenset("h"), {"h.0.w": "a", "h.1.w": "a", "g.0.w": "b"})
-        >>> [*more][:1], [*more.values()] == ["a"] * 11
-        (['h.2.w'], True)
+        >>> leaves = {"h.0.w": "a", "h.1.w": "a", "g.0.w": "b"}
+        >>> more, are_alike = _more_of(frozenset("h"), leaves)
+        >>> [*more][:1], [*more.values()] == ["a"] * 11, are_alike
+        (['h.2.w'], True, True)
     """
     layers: dict[tuple[str, ...], dict[int, dict[tuple[str, ...], Any]]] = {}
     for path, leaf in leaves.items():
         tokens = tokens_of(path)
         for at, fixed in enumerate(template_of(path)):
             above = tokens[:at]
-            if fixed is None and is_after((0, above), words):
+            if fixed is None and ends_in((0, above), words):
                 every = layers.setdefault(above, {})
                 every.setdefault(int(tokens[at]), {})[tokens[at + 1 :]] = leaf
     more: dict[str, Any] = {}
+    have_more = True
     used: list[tuple[str, ...]] = []
     for above in sorted(layers, key=len):  # of layers in layers the outer ones
         every, first = layers[above], layers[above].get(0)
         is_inner = any(above[: len(outer)] == outer for outer in used)
         are_all = {*every} == {*range(len(every))}
         are_alike = are_all and all(each == first for each in every.values())
-        if first is None or is_inner or not (1 < len(every) < _COUNT and are_alike):
+        if is_inner or not 1 < len(every) < _COUNT:
+            continue
+        if first is None or not are_alike:
+            have_more = False
             continue
         used.append(above)
         for number in range(len(every), _COUNT):
             text = "".join(above) + str(number)
             more |= {text + "".join(tokens): leaf for tokens, leaf in first.items()}
-    return more
+    return more, have_more

@@ -133,13 +133,20 @@ class PathNumbers:
 
 def is_of_layers(above: Above) -> bool:
     """Return whether the last word before a number is one of layers."""
-    return is_after(above, LAYER_WORDS)
+    return not LAYER_WORDS.isdisjoint(_last_word(above))
 
 
-def is_after(above: Above, words: frozenset[str]) -> bool:
-    """Return whether the last word before a number is one of some."""
-    before = [token.lower() for token in above[1] if token and token.isalpha()]
-    return not words.isdisjoint(before[-1:])
+def ends_in(above: Above, words: frozenset[str]) -> bool:
+    """Return whether the last word before a number is one of some, or ends in one.
+
+    As ``EncoderBlock_0``; no word ends in one of one letter.
+    """
+    endings = tuple(word for word in words if len(word) > 1)
+    return any(w in words or w.endswith(endings) for w in _last_word(above))
+
+
+def _last_word(above: Above) -> list[str]:
+    return [token.lower() for token in above[1] if token and token.isalpha()][-1:]
 
 
 def _uses(number: int, each: WrittenRow) -> Iterator[tuple[PathNumber, Use]]:

@@ -82,12 +82,27 @@ def with_single_numbers(
         *named,
         *((row, _ADDED) for row in _shifted_apart(rows)),
         *((row, _LISTED) for row in _counted_through(numbers, inner)),
+        *((n, _LISTED) for n, each in enumerate(rows) if _has_padded(each.row)),
     ]
     marked = [*rows]
     for row, note in reasons:
         marked[row] = marked[row].with_row(marked[row].row.marked("numbers", note))
     names = [marked[n].sources[0] for n in sorted(alone) if not marked[n].row.checks]
     return marked, f"{_ALONE} {listing(names, limit=3)}." if names else ""
+
+
+def _has_padded(row: DraftRow) -> bool:
+    """Return whether a list has numbers such as ``02``, which no capture counts."""
+    lists = (
+        token.texts
+        for place in row.places
+        for token in place.tokens
+        if isinstance(token, Hole) and len(token.texts) > 1
+    )
+    return any(
+        all(map(str.isdecimal, texts)) and not all(map(is_count, texts))
+        for texts in lists
+    )
 
 
 # --- counts that a row names ---

@@ -30,7 +30,7 @@ from treeadapt.porting.drafts.rows import (
 )
 from treeadapt.porting.drafts.writing import as_table, written
 
-_MOST_GROUPS = 32  # of leaves of which all others are set to zero
+MOST_GROUPS = 32  # of leaves of which all others are set to zero
 
 #: Leaves in place of sums: their names, by that of a sum.
 Summands = Mapping[str, tuple[str, ...]]
@@ -53,7 +53,7 @@ def summands(
     alike = [*by_template(sources).values()]
     apart = [[path] for path in sources] if len(alike) < len(sources) else []
     for groups in (alike, apart):
-        if 1 < len(groups) <= _MOST_GROUPS:
+        if 1 < len(groups) <= MOST_GROUPS:
             try:
                 every = [
                     _alone(between, conversion, nth, groups, targets) for nth in (0, 1)

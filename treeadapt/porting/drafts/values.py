@@ -45,6 +45,7 @@ from treeadapt.porting.drafts.segments import (
 _MOST_LAYERS = 64  # of a block
 _MOST_FORMS = 4  # in which some layers are moved, and others otherwise
 _MOST_APART = 1_024  # leaves that are looked at one by one
+_SEEN = "these numbers were seen at this size alone"
 _MOST_NAMES = 8  # numbers at one place of a path that may be words
 
 
@@ -126,8 +127,21 @@ def rows_of_counted_names(
         if len(pool) <= _MOST_NAMES:
             every = [_rows_with_a_name([each], counts, in_order=True) for each in pool]
             alone = [row for of_one in every for row in of_one or () if all(every)]
-        rows += alone or _rows_of_other_numbers(pool, counts)
+        rows += (
+            alone or _rows_of_other_numbers(pool, counts) or _rows_apart(pool, counts)
+        )
     return rows
+
+
+def _rows_apart(pool: Components, counts: Counts) -> list[DraftRow]:
+    """Return a row for each leaf that is one of the target, whatever their numbers are.
+
+    As of blocks whose numbers go on from stage to stage, some of which are left.
+    """
+    if not all(len(component) == 1 for component in pool) or len(pool) > _MOST_APART:
+        return []
+    every = [Pool([component], counts).rows() for component in pool]
+    return [row.marked("numbers", _SEEN) for rows in every for row in rows or ()]
 
 
 def _rows_of_other_numbers(pool: Components, counts: Counts) -> list[DraftRow]:
@@ -556,8 +570,7 @@ def _rows_with_a_name(
             if rows and (are_copies or len(shapes[template]) > 1):
                 return rows
             if rows and in_order and all(map(_is_ascending, rows)):
-                note = "these numbers were seen at this size alone"
-                return [row.marked("numbers", note) for row in rows]
+                return [row.marked("numbers", _SEEN) for row in rows]
     return None
 
 
