@@ -105,25 +105,21 @@ class DraftCheck:
             if any(name in row.names and row.text in wrong for row in table.rows)
         }
         if sizes:
-            texts = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-            verb = "was" if len(sizes) == 1 else "were"
             yield (
-                f"[sizes] {texts} {verb} taken: for a model with others, pass sizes= "
-                "to check."
+                f"{_sizes_text(sizes)} taken: for a model with others, pass sizes= to "
+                "check."
             )
 
     def _same_lines(self) -> Iterator[str]:
         """Yield which sizes no model has shown to be others, and how to give others."""
         if self.same:
-            texts = ", ".join(f"{name} = {size}" for name, size in self.same.items())
-            verb = "was" if len(self.same) == 1 else "were"
             is_one = len(self.migration.tables) == 1
             names = ", ".join(f"{name!r}: n" for name in self.same)
             sizes = f"pass sizes={{{names}}} to load_migration"
             way = sizes if is_one else "draft that one"
             yield (
-                f"[sizes] {texts} {verb} the same in both models: for one with another "
-                f"number, {way}."
+                f"{_sizes_text(self.same)} the same in both models: for one with "
+                f"another number, {way}."
             )
 
     def _left_lines(self) -> Iterator[str]:
@@ -136,6 +132,11 @@ class DraftCheck:
             keep = "keeps" if len(rows) == 1 else "keep"
             names = listing(rows, limit=3)
             yield f"{plural(len(rows), 'row')} {keep} {mark!r}, {names}: {way}."
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    texts = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+    return f"[sizes] {texts} {'was' if len(sizes) == 1 else 'were'}"
 
 
 def blank_lines(migration: Migration) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 Takes rows that cut queries, keys and values out of one array, or join them. With
 several groups, each with its queries, its key and its value, as in Falcon 40B, they are
-within each group; of one group nothing shows that. So do copies of one head, which may
-be next to each other, or all heads once more. Gives these rows a mark, unless other
-rows or the configuration show that there are several keys next to each other.
+within each group; of one group nothing shows that. Of several heads that are repeated,
+those of each may be next to each other, or all once more; of one head nothing shows
+which. Gives these rows a mark, unless other rows or the configuration show that there
+are several keys next to each other.
 """
 
 from __future__ import annotations
@@ -46,13 +47,11 @@ def with_groups_doubted(
         heads = {size for number, size in sizes if number * size == queries} | norms
         several = any(size < keys and keys % size == 0 for size in heads)
         is_doubtful = keys and not several
-        marked.append(row.marked(GROUPS, _NOTE) if is_doubtful else row)
-    return [
-        row.marked(GROUPS, _OF_COPIES)
-        if any(not _has_several(whole, sizes, norms) for whole in _copied(row))
-        else row
-        for row in marked
-    ]
+        own = row.marked(GROUPS, _NOTE) if is_doubtful else row
+        if any(not _has_several(whole, sizes, norms) for whole in _copied(row)):
+            own = own.marked(GROUPS, _OF_COPIES)
+        marked.append(own)
+    return marked
 
 
 def _copied(row: DraftRow) -> Iterator[int]:

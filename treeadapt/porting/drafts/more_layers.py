@@ -65,10 +65,12 @@ def with_more_layers(
         return draft
     for noun, words in (("layers", LAYER_WORDS), ("experts", EXPERT_WORDS)):
         more, are_alike = _more_of(words, side.leaves)
-        draft = _tried(draft, side, convert, noun, more) if more else draft
-        head = _UNTRIED.partition(":")[0].format(noun)
-        if not (are_alike or any(note.startswith(head) for note in draft.notes)):
-            draft = _with_note(draft, _UNTRIED.format(noun, _UNLIKE))
+        untried = "" if are_alike else _UNLIKE
+        if more:
+            draft, reason = _tried(draft, side, convert, noun, more)
+            untried = reason or untried
+        if untried:
+            draft = _with_note(draft, _UNTRIED.format(noun, untried))
     return draft
 
 
@@ -78,8 +80,8 @@ def _tried(
     convert: Callable[[Any], Any],
     noun: str,
     more: Mapping[str, Any],
-) -> MigrationDraft:
-    """Return a draft with what more leaves of a kind contradict.
+) -> tuple[MigrationDraft, str]:
+    """Return a draft with what more leaves contradict, and why these were not tried.
 
     Args:
         draft: of a function.
@@ -90,16 +92,17 @@ def _tried(
     """
     leaves = {**side.leaves, **more}
     if sum(leaf.size for leaf in leaves.values()) > _MOST_NUMBERS:
-        return _with_note(draft, _UNTRIED.format(noun, _LARGE))
+        return draft, _LARGE
     try:
         report = compared_with(
             draft.migration, [draft._shapes], leaves, convert, answers=False
         )
     except MigrationError:
-        return _with_note(draft, _UNTRIED.format(noun, _RAISES))
+        return draft, _RAISES
     if report.problem:
-        return _with_note(draft, _UNTRIED.format(noun, _OTHERS))
-    return _marked(draft, side, report.forwards, "layers", _NOTE.format(noun), _SAID)
+        return draft, _OTHERS
+    note = _NOTE.format(noun)
+    return _marked(draft, side, report.forwards, "layers", note, _SAID), ""
 
 
 def _with_note(draft: MigrationDraft, note: str) -> MigrationDraft:
@@ -196,7 +199,7 @@ def _more_of(
                 every = layers.setdefault(above, {})
                 every.setdefault(int(tokens[at]), {})[tokens[at + 1 :]] = leaf
     more: dict[str, Any] = {}
-    have_more = True
+    have_all_more = True
     used: list[tuple[str, ...]] = []
     for above in sorted(layers, key=len):  # of layers in layers the outer ones
         every, first = layers[above], layers[above].get(0)
@@ -206,10 +209,10 @@ def _more_of(
         if is_inner or not 1 < len(every) < _COUNT:
             continue
         if first is None or not are_alike:
-            have_more = False
+            have_all_more = False
             continue
         used.append(above)
         for number in range(len(every), _COUNT):
             text = "".join(above) + str(number)
             more |= {text + "".join(tokens): leaf for tokens, leaf in first.items()}
-    return more, have_more
+    return more, have_all_more
